@@ -1,0 +1,1 @@
+"""`ocgpu serve`: the arbitration proxy."""

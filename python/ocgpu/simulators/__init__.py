@@ -1,0 +1,1 @@
+"""Small stand-ins for Ollama and ComfyUI."""

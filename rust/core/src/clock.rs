@@ -1,0 +1,24 @@
+//! Clocks and sleeps: their only reader. Monotonic values never leave the process.
+//!
+//! What peers publish to each other is wall time, because every process of a host shares that epoch and a monotonic
+//! clock starts anew per process on some platforms (seed bug-2245). What is judged inside a process is monotonic.
+#![expect(clippy::disallowed_methods, reason = "this is the place that the lint points everybody to")]
+
+use std::sync::OnceLock;
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+/// Microseconds since the Unix epoch: the clock that all peers share. Negative before 1970.
+#[must_use]
+pub fn wall_us() -> i64 {
+    match SystemTime::now().duration_since(UNIX_EPOCH) {
+        Ok(after) => i64::try_from(after.as_micros()).unwrap_or(i64::MAX),
+        Err(before) => i64::try_from(before.duration().as_micros()).map_or(i64::MIN, |us| -us),
+    }
+}
+
+/// Microseconds since the first call in this process; never runs backwards, means nothing to another process.
+#[must_use]
+pub fn monotonic_us() -> u64 {
+    static START: OnceLock<Instant> = OnceLock::new();
+    u64::try_from(START.get_or_init(Instant::now).elapsed().as_micros()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,10 @@
+//! The core of ocgpu: the registry, the schedule and the lease, without Python.
+//!
+//! Decisions (shares, windows, who may take a slot) are pure functions; thin shells feed them with clocks, shared
+//! memory and locks. Everything that differs between operating systems stands in `sys`.
+
+mod clock;
+mod error;
+
+pub use clock::{monotonic_us, wall_us};
+pub use error::{Error, Result};
