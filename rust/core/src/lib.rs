@@ -5,6 +5,12 @@
 
 mod clock;
 mod error;
+mod key;
+mod place;
+mod sync;
+mod sys;
 
 pub use clock::{monotonic_us, wall_us};
 pub use error::{Error, Result};
+pub use key::GpuKey;
+pub use place::{Place, Share};

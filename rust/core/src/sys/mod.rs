@@ -1,0 +1,29 @@
+//! What differs between operating systems, one file a platform; nothing here decides, retries or times out.
+//!
+//! Each platform supplies:
+//!
+//! | name | what it does |
+//! |---|---|
+//! | `open_or_create`, `OpenedFile` | open a file that others may have planted, or create it with an exact mode |
+//! | `reserve` | give a file its size and its memory, so that a later store cannot fault |
+//! | `Identity` | which file a handle or a path is |
+//! | `Mapping` | a shared mapping of the first bytes of a file |
+//! | `ProcessFile` | a file that a forked child neither keeps open nor unlocks |
+//! | `lock_file`, `unlock_file` | the whole-file lock that dies with its last handle |
+//! | `lock_byte`, `unlock_byte`, `byte_lock_held` | locks on single bytes, past the end of the file too |
+//! | `fork_generation` | a count that a forked child finds raised |
+//! | `process_identity`, `boot_hash` | who this process is, which boot this is |
+
+#[cfg(target_os = "linux")]
+mod linux;
+#[cfg(target_os = "linux")]
+pub(crate) use linux::*;
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("ocgpu runs on Linux only so far: `rust/core/src/sys` has no file for this platform");
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!(
+    "ocgpu needs a 64-bit platform: the segment's layout assumes 8-byte alignment of 64-bit fields"
+);
+#[cfg(not(target_endian = "little"))]
+compile_error!("ocgpu needs a little-endian platform: the segment's layout is little-endian");
