@@ -5,6 +5,7 @@ import pytest
 
 from ocgpu.errors import ConfigError
 from ocgpu.settings import VARIABLES, Listen, Settings, describe, load_settings, near_misses
+from ocgpu.text import printable
 
 
 def test_seed_defaults_hold_without_any_setting() -> None:
@@ -110,12 +111,10 @@ ILLEGAL = {
 )
 def test_illegal_text_is_refused_by_name_value_and_legal_form(name: str, text: str) -> None:
     legal = {variable.name: variable.legal for variable in VARIABLES}[name]
-    shown = text if text.isprintable() else ascii(text)
-
     with pytest.raises(ConfigError) as caught:
         load_settings({name: text})
 
-    shown = "***" if name == "ADMIN_TOKEN" else shown
+    shown = "***" if name == "ADMIN_TOKEN" else printable(text)
     assert str(caught.value) == f"invalid `{name}`: {shown}; use {legal}"
     assert str(caught.value).isprintable()
 

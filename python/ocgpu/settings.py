@@ -23,6 +23,7 @@ from ocgpu import forms
 from ocgpu.durations import DURATION_FORM, format_duration, parse_duration
 from ocgpu.errors import ConfigError
 from ocgpu.forms import Listen
+from ocgpu.text import printable
 
 __all__ = [
     "VARIABLES",
@@ -261,7 +262,7 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, str]:
     for key, value in document.items():
         variable = _BY_KEY.get(key.upper())
         if variable is None:
-            problems.append(f"unknown `{_shown(key)}`: {_nearest(key)}, in `{path}`")
+            problems.append(f"unknown `{printable(key)}`: {_nearest(key)}, in `{path}`")
         elif variable.name in texts:
             problems.append(f"invalid `{key}`: given twice; use it once, in `{path}`")
         elif isinstance(value, str | int | float):
@@ -287,7 +288,9 @@ def near_misses(environ: Mapping[str, str]) -> list[str]:
     for name in sorted(environ.keys() - _BY_NAME.keys()):
         close = difflib.get_close_matches(name, _BY_NAME, n=1, cutoff=0.88)
         if close:
-            messages.append(f"unknown `{_shown(name)}`: no setting has this name; use `{close[0]}`")
+            messages.append(
+                f"unknown `{printable(name)}`: no setting has this name; use `{close[0]}`"
+            )
     return messages
 
 
@@ -359,10 +362,5 @@ def describe(settings: Settings) -> Iterable[tuple[str, str]]:
 
 
 def _invalid(name: str, text: str) -> str:
-    shown = _MASK if name == _SECRET and text else _shown(text)
+    shown = _MASK if name == _SECRET and text else printable(text)
     return f"invalid `{name}`: {shown}"
-
-
-def _shown(text: str) -> str:
-    """`text` without what could move a terminal's cursor or forge a second line."""
-    return ascii(text) if not text.isprintable() or text == "" else text
