@@ -6,6 +6,7 @@ nothing of either.
 """
 
 from ocgpu._ocgpu import __version__
+from ocgpu.device import Gpu, gpu_key, gpus
 from ocgpu.errors import (
     ConfigError,
     LeaseBusyError,
@@ -15,14 +16,24 @@ from ocgpu.errors import (
     OcgpuError,
     RegistryUnavailableError,
 )
+from ocgpu.pacer import Pacer, add_arguments, peers
+from ocgpu.snapshot import Peer, Snapshot
 
 __all__ = [
     "ConfigError",
+    "Gpu",
     "LeaseBusyError",
     "LeaseError",
     "LeaseTimeoutError",
     "NoGpuError",
     "OcgpuError",
+    "Pacer",
+    "Peer",
     "RegistryUnavailableError",
+    "Snapshot",
     "__version__",
+    "add_arguments",
+    "gpu_key",
+    "gpus",
+    "peers",
 ]

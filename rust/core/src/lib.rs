@@ -5,12 +5,19 @@
 
 mod clock;
 mod error;
+mod json;
 mod key;
+mod layout;
+mod pacer;
 mod place;
+mod registry;
+pub mod schedule;
 mod sync;
 mod sys;
 
 pub use clock::{monotonic_us, wall_us};
 pub use error::{Error, Result};
 pub use key::GpuKey;
+pub use layout::SLOT_COUNT;
+pub use pacer::{Pacer, Peer, PeerState, Settings, Snapshot, check_weight, peers};
 pub use place::{Place, Share};

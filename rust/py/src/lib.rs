@@ -1,10 +1,19 @@
 //! The Python border of `ocgpu-core`: converts, detaches where a call can block, converts back.
 
+mod error;
+mod pacer;
+mod snapshot;
+
 use pyo3::prelude::*;
 
 /// The compiled half of ocgpu; its public names are re-exported by `ocgpu`.
 #[pymodule]
 mod _ocgpu {
+    #[pymodule_export]
+    use crate::pacer::Pacer;
+    #[pymodule_export]
+    use crate::snapshot::{Peer, Snapshot};
+
     /// Version of the package, from Cargo.toml.
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "the name that Python knows")]

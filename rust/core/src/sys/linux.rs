@@ -6,8 +6,8 @@ mod lock;
 mod mapping;
 mod process;
 
-pub(crate) use file::{Identity, OpenedFile, open_or_create, reserve};
+pub(crate) use file::{Identity, OpenedFile, is_symbolic_link, open_or_create, reserve};
 pub(crate) use fork::{ProcessFile, fork_generation};
 pub(crate) use lock::{LockMode, byte_lock_held, lock_byte, lock_file, unlock_byte, unlock_file};
 pub(crate) use mapping::Mapping;
-pub(crate) use process::{ProcessIdentity, boot_hash, process_identity};
+pub(crate) use process::{ProcessIdentity, boot_hash, process_identity, random_u64};

@@ -13,6 +13,7 @@
 //! | `lock_byte`, `unlock_byte`, `byte_lock_held` | locks on single bytes, past the end of the file too |
 //! | `fork_generation` | a count that a forked child finds raised |
 //! | `process_identity`, `boot_hash` | who this process is, which boot this is |
+//! | `random_u64` | a number that nobody else drew |
 
 #[cfg(target_os = "linux")]
 mod linux;

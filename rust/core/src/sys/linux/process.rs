@@ -37,6 +37,19 @@ pub(crate) fn boot_hash() -> u64 {
     })
 }
 
+/// A random number other than 0, from the kernel (getrandom(2)).
+pub(crate) fn random_u64() -> u64 {
+    let mut bytes = [0_u8; 8];
+    loop {
+        // SAFETY: the buffer is 8 bytes long and outlives the call.
+        let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+        let value = u64::from_ne_bytes(bytes);
+        if got == 8 && value != 0 {
+            return value;
+        }
+    }
+}
+
 /// Field 22 of `/proc/<pid>/stat`; the command in field 2 may hold spaces and parentheses.
 fn start_ticks(stat: &str) -> Option<u64> {
     let after_command = &stat[stat.rfind(')')? + 1..];
