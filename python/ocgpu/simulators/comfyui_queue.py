@@ -111,8 +111,8 @@ class JobQueue:
         self.history: dict[str, dict[str, Any]] = {}
         self._usage = usage
         self._sockets = sockets
-        self._before_node = before_node
-        self._before_end = before_end
+        self.before_node = before_node
+        self.before_end = before_end
         self._flags: dict[str, bool] = {}
         self._cache: dict[str, Any] = {}
         self._wake = asyncio.Event()
@@ -200,7 +200,7 @@ class JobQueue:
             success = True
             self._note(job, "execution_success", {})
         await asyncio.sleep(self.history_lag_seconds)
-        await self._before_end(job)
+        await self.before_end(job)
         self.history[job.prompt_id] = job.entry(success=success)
         self.running = None
         self.tell_status()
@@ -234,7 +234,7 @@ class JobQueue:
         if not self._usage.resident_bytes:
             self._usage.hold(self.model_bytes)
         with self._usage.compute():
-            await self._before_node(job, node)
+            await self.before_node(job, node)
             await asyncio.sleep(self.node_seconds)
         self._check_memory(job, node, list(progress)[:-1])
         if node in job.outputs:
