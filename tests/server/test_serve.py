@@ -27,7 +27,7 @@ async def test_a_full_queue_is_a_503_that_says_when_and_why() -> None:
         await waiting(bound.ollama_url, llm_inflight=1)
         image = await connect(bound.comfy_url)
         await image.write(CHAT.replace(b"/api/chat", b"/prompt"))
-        await waiting(bound.ollama_url, image_pending=True)
+        await waiting(bound.ollama_url, waiting={"llm": 0, "image": 1, "bytes": 2})
 
         answer = await exchange(bound.ollama_url, CHAT)
 
@@ -35,7 +35,7 @@ async def test_a_full_queue_is_a_503_that_says_when_and_why() -> None:
         assert b"retry-after: " in answer
         assert json_of(answer)["reason"] == "queue_full"
         await image.close()
-        await waiting(bound.ollama_url, image_pending=False)
+        await waiting(bound.ollama_url, waiting={"llm": 0, "image": 0, "bytes": 0})
         engine.go_on.set()
         await chat
 
