@@ -416,10 +416,10 @@ def test_a_private_registry_has_mode_0600(monkeypatch: pytest.MonkeyPatch, gpu_d
 
 def test_an_ungated_process_is_seen_at_work_until_it_says_otherwise() -> None:
     with Pacer() as pacer, Pacer(name="serve", _gated=False) as serve:
-        serve._mark(True)
-        serve._mark(True)
+        serve._mark(active=True)
+        serve._mark(active=True)
         states = [peer.state for peer in pacer.snapshot().peers]
-        serve._mark(False)
+        serve._mark(active=False)
 
         assert (states, [peer.state for peer in pacer.snapshot().peers]) == (["ungated"], ["idle"])
 

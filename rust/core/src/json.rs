@@ -29,14 +29,16 @@ impl Object {
         self.raw(key, if value { "true" } else { "false" });
     }
 
-    /// A number; what JSON has no word for (NaN, infinities) becomes null.
-    pub(crate) fn number(&mut self, key: &str, value: f64) {
+    /// `value` divided by ten to the `digits`, without rounding: integers print several times faster than floats.
+    pub(crate) fn decimal(&mut self, key: &str, value: u64, digits: u32) {
         self.key(key);
-        if value.is_finite() {
-            self.write(format_args!("{value:?}"));
-        } else {
-            self.out.push_str("null");
+        let unit = 10_u64.pow(digits);
+        let (mut fraction, mut width) = (value % unit, digits as usize);
+        while width > 1 && fraction % 10 == 0 {
+            fraction /= 10;
+            width -= 1;
         }
+        self.write(format_args!("{}.{fraction:0width$}", value / unit));
     }
 
     /// A value that is JSON already.
@@ -119,12 +121,23 @@ mod tests {
     }
 
     #[test]
-    fn numbers_without_a_word_in_json_are_null() {
+    fn decimals_keep_every_digit_and_no_idle_zero() {
         let mut object = Object::new();
 
-        object.number("a", 2.0);
-        object.number("b", f64::NAN);
+        for (key, value) in [("a", 0), ("b", 666_666), ("c", 500_000), ("d", 70)] {
+            object.decimal(key, value, 4);
+        }
 
-        assert_eq!(object.end(), r#"{"a":2.0,"b":null}"#);
+        assert_eq!(object.end(), r#"{"a":0.0,"b":66.6666,"c":50.0,"d":0.007}"#);
+    }
+
+    #[test]
+    fn objects_and_arrays_nest() {
+        let mut object = Object::new();
+
+        object.object("own", |own| own.integer("pid", 1));
+        object.array("all", [2, 3].into_iter().map(|pid| move |peer: &mut Object| peer.integer("pid", pid)));
+
+        assert_eq!(object.end(), r#"{"own":{"pid":1},"all":[{"pid":2},{"pid":3}]}"#);
     }
 }
