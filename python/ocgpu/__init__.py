@@ -15,14 +15,19 @@ from ocgpu.errors import (
     OcgpuError,
     RegistryUnavailableError,
 )
+from ocgpu.lease import Lease, LeaseParty, LeaseStatus, lease_status
 
 __all__ = [
     "ConfigError",
+    "Lease",
     "LeaseBusyError",
     "LeaseError",
+    "LeaseParty",
+    "LeaseStatus",
     "LeaseTimeoutError",
     "NoGpuError",
     "OcgpuError",
     "RegistryUnavailableError",
     "__version__",
+    "lease_status",
 ]

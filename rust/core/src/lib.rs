@@ -6,6 +6,7 @@
 mod clock;
 mod error;
 mod key;
+mod lease;
 mod place;
 mod sync;
 mod sys;
@@ -13,4 +14,7 @@ mod sys;
 pub use clock::{monotonic_us, wall_us};
 pub use error::{Error, Result};
 pub use key::GpuKey;
+pub use lease::{
+    Lease, LeaseMode, LeaseOptions, LeaseParty, LeaseStatus, LeaseWait, lease_status, lease_status_at,
+};
 pub use place::{Place, Share};

@@ -72,6 +72,15 @@ pub(crate) fn open_or_create(path: &Path, mode: u32) -> io::Result<OpenedFile> {
     Err(io::Error::other("the file appears and vanishes while it is being opened"))
 }
 
+/// Open `path` for reading, never creating it; `None` when there is none. Refuses what `open_or_create` refuses.
+pub(crate) fn open_existing(path: &Path) -> io::Result<Option<File>> {
+    match options().write(false).open(path) {
+        Ok(file) => regular(file).map(Some),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 fn options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC);
@@ -87,7 +96,7 @@ fn regular(file: File) -> io::Result<File> {
 }
 
 /// Give the file at least `length` bytes that are really there: on a full tmpfs this fails with `ENOSPC`, where
-/// `ftruncate` would succeed and the first store raise `SIGBUS` (posix_fallocate(3)).
+/// `ftruncate` would succeed and the first store raise `SIGBUS` (`posix_fallocate(3)`).
 pub(crate) fn reserve(file: &File, length: u64) -> io::Result<()> {
     let wanted = libc::off_t::try_from(length).map_err(io::Error::other)?;
     // SAFETY: a plain system call on a descriptor that `file` keeps open.
