@@ -9,74 +9,34 @@
 //! | `ocgpu-<key>.lease` | the lock, and a record of who took it last |
 //! | `ocgpu-<key>.lease.q` | the state byte: whether and how the lease is held, visible without touching the lock |
 
+mod claim;
 mod files;
+mod mode;
 mod record;
 mod status;
 mod wait;
 
 use std::fs::File;
-use std::hash::{BuildHasher, RandomState};
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::key::GpuKey;
 use crate::place::Place;
-use crate::sys::{self, LockMode, PerProcess};
+use crate::sys::{self, PerProcess};
+pub use claim::LeaseWait;
+use claim::{Claim, State, take_files, template};
 use files::{Files, Spot};
-use record::{REASON_BYTES_MAX, RecordFields, RecordTemplate};
+pub use mode::LeaseMode;
+use record::REASON_BYTES_MAX;
 pub use status::{LeaseParty, LeaseStatus};
-use wait::{Errand, Outcome, Waiting};
+use wait::{Errand, Waiting};
 
 /// A waiting caller looks for signals this often.
 const SLICE: Duration = Duration::from_millis(50);
-
-/// How a lease is held: several may share, one excludes all.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LeaseMode {
-    /// Together with other shared holders.
-    Shared,
-    /// Alone.
-    Exclusive,
-}
-
-impl LeaseMode {
-    /// The word that users write: `shared` or `exclusive`.
-    #[must_use]
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Shared => "shared",
-            Self::Exclusive => "exclusive",
-        }
-    }
-
-    /// The mode of that word; `None` for any other.
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Self> {
-        [Self::Shared, Self::Exclusive].into_iter().find(|mode| mode.as_str() == name)
-    }
-}
-
-impl From<LeaseMode> for LockMode {
-    fn from(mode: LeaseMode) -> Self {
-        match mode {
-            LeaseMode::Shared => Self::Shared,
-            LeaseMode::Exclusive => Self::Exclusive,
-        }
-    }
-}
-
-impl From<LockMode> for LeaseMode {
-    fn from(mode: LockMode) -> Self {
-        match mode {
-            LockMode::Shared => Self::Shared,
-            LockMode::Exclusive => Self::Exclusive,
-        }
-    }
-}
 
 /// What a lease is made of.
 #[derive(Debug, Clone)]
@@ -112,24 +72,6 @@ pub struct Lease {
     spot: Spot,
     options: LeaseOptions,
     claim: PerProcess<Arc<Claim>>,
-}
-
-/// This process's part of a lease.
-#[derive(Debug)]
-struct Claim {
-    state: Mutex<State>,
-    template: Arc<RecordTemplate>,
-}
-
-/// What a claim is doing.
-#[derive(Debug)]
-enum State {
-    /// Not held; the files stay open between two uses.
-    Free(Option<Files>),
-    /// A thread of ours sleeps in the lock.
-    Waiting(Arc<Waiting>),
-    /// Ours.
-    Held(Files),
 }
 
 impl Lease {
@@ -318,48 +260,6 @@ impl Drop for Lease {
     }
 }
 
-/// A wait that goes on. Dropping it does not end it: `cancel`, `stop` or `Lease::release` do.
-#[derive(Debug)]
-pub struct LeaseWait {
-    claim: Arc<Claim>,
-    waiting: Arc<Waiting>,
-    path: PathBuf,
-}
-
-impl LeaseWait {
-    /// What an event loop polls for reading: readable when `finish` will not say "not yet". Only with an event.
-    #[must_use]
-    pub fn event_fd(&self) -> Option<i32> {
-        self.waiting.event_fd()
-    }
-
-    /// Collect a wait that is over.
-    ///
-    /// # Errors
-    /// `LeaseInterrupted` when it was ended by a release or is not over, or what stopped the waiting thread.
-    pub fn finish(&self) -> Result<()> {
-        if self.claim.collect(&self.waiting, true)? {
-            return Ok(());
-        }
-        Err(Error::LeaseInterrupted { path: self.path.clone() })
-    }
-
-    /// End the wait; true when the lease came before that and is held now.
-    ///
-    /// # Errors
-    /// What stopped the waiting thread.
-    pub fn stop(&self) -> Result<bool> {
-        self.waiting.cancel();
-        self.claim.collect(&self.waiting, true)
-    }
-
-    /// End the wait; the lease is not held afterwards, whatever came first.
-    pub fn cancel(&self) {
-        self.waiting.cancel();
-        let _ = self.claim.collect(&self.waiting, false);
-    }
-}
-
 /// Look at a lease without touching it: takes no lock, creates no file, disturbs no acquisition.
 ///
 /// # Errors
@@ -374,88 +274,6 @@ pub fn lease_status(place: &Place, key: &GpuKey) -> Result<LeaseStatus> {
 /// As `lease_status`; `Io` when the path cannot be made absolute.
 pub fn lease_status_at(path: &Path) -> Result<LeaseStatus> {
     status::look(&Spot::new(absolute(path)?, 0))
-}
-
-impl Claim {
-    fn new(options: &LeaseOptions) -> Arc<Self> {
-        let pid = std::process::id();
-        let name = sys::command_name(pid).unwrap_or_default();
-        let template = Arc::new(template(options, pid, &name));
-        Arc::new(Self { state: Mutex::new(State::Free(None)), template })
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn release(&self) {
-        let waiting = {
-            let mut state = self.lock();
-            match std::mem::replace(&mut *state, State::Free(None)) {
-                State::Held(files) => {
-                    *state = State::Free(files.release());
-                    return;
-                }
-                State::Free(files) => {
-                    *state = State::Free(files);
-                    return;
-                }
-                State::Waiting(waiting) => {
-                    *state = State::Waiting(Arc::clone(&waiting));
-                    waiting
-                }
-            }
-        };
-        // Without the state's lock: the answer may take a millisecond, and `held` must not wait for it.
-        waiting.cancel();
-        let _ = self.collect(&waiting, false);
-    }
-
-    /// Turn the outcome of a wait into the state that follows. True: held now. Whoever comes second finds nothing.
-    fn collect(&self, waiting: &Arc<Waiting>, keep: bool) -> Result<bool> {
-        let mut state = self.lock();
-        if !matches!(&*state, State::Waiting(current) if Arc::ptr_eq(current, waiting)) {
-            return Ok(false);
-        }
-        let (next, result) = match waiting.take() {
-            Some(Outcome::Granted(files)) if keep => (State::Held(files), Ok(true)),
-            Some(Outcome::Granted(files)) => (State::Free(files.release()), Ok(false)),
-            Some(Outcome::Cancelled(files)) => (State::Free(Some(files)), Ok(false)),
-            Some(Outcome::Failed(error)) => (State::Free(None), Err(error)),
-            // The thread could not be woken: it keeps its files and frees what it gets.
-            None => (State::Free(None), Ok(false)),
-        };
-        *state = next;
-        result
-    }
-}
-
-/// The files of a free claim, to be put back by the caller.
-fn take_files(state: &mut State, spot: &Spot) -> Result<Option<Files>> {
-    match state {
-        State::Free(files) => Ok(files.take()),
-        State::Held(_) => Err(Error::LeaseMisuse {
-            path: spot.lock.clone(),
-            reason: "this object already holds the lease; release it first or make another `Lease`",
-        }),
-        State::Waiting(_) => Err(Error::LeaseMisuse {
-            path: spot.lock.clone(),
-            reason: "this object already waits for the lease; make another `Lease` for a second waiter",
-        }),
-    }
-}
-
-fn template(options: &LeaseOptions, pid: u32, name: &str) -> RecordTemplate {
-    let identity = sys::process_identity();
-    RecordTemplate::new(&RecordFields {
-        token: RandomState::new().hash_one(pid),
-        pid,
-        pid_namespace: identity.pid_namespace,
-        uid: identity.uid,
-        name,
-        mode: options.mode,
-        reason: options.reason.as_deref(),
-    })
 }
 
 fn lease_path(place: &Place, key: &GpuKey) -> PathBuf {
