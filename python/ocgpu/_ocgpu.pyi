@@ -3,12 +3,10 @@
 The compiled half of ocgpu; its public names are re-exported by `ocgpu`.
 """
 
-from os import PathLike
-from pathlib import Path
 from typing import Final, SupportsFloat, SupportsIndex, final
 from typing_extensions import disjoint_base
 
-__all__ = ["__version__", "Lease", "LeaseParty", "LeaseStatus", "LeaseWait", "lease_status"]
+__all__ = ["__version__", "Pacer", "Peer", "Snapshot"]
 
 __version__: Final[str]
 """
@@ -16,152 +14,172 @@ Version of the package, from Cargo.toml.
 """
 
 @disjoint_base
-class Lease:
+class Pacer:
     """
-    A machine-wide claim on one GPU; `ocgpu.Lease` adds the `with` forms.
+    A process's place among the peers of one GPU; see `ocgpu.Pacer`.
     """
-    def __new__(cls, /, key: str | None, mode: str, *, reason: str | None = None, path: str | PathLike[str] | None = None) -> Lease: ...
-    def _acquire(self, /, timeout: SupportsFloat | SupportsIndex | None) -> None: ...
-    @staticmethod
-    def _check_timeout(timeout: SupportsFloat | SupportsIndex | None) -> None:
+    def __new__(cls, /, gpu_key: str | None, reason: str | None, weight: SupportsFloat | SupportsIndex, name: str, gated: bool) -> Pacer:
         """
-        Check a time-out that is used later.
+        Join the peers of `gpu_key`; with None, register nothing and say `reason`.
         """
-    def _lend(self, /) -> list[int]: ...
-    def _record_as(self, /, pid: SupportsIndex, name: str) -> None: ...
-    def _start(self, /, timeout: SupportsFloat | SupportsIndex | None) -> LeaseWait | None: ...
-    def _stop(self, /, wait: LeaseWait, timeout: SupportsFloat | SupportsIndex) -> None: ...
-    @property
-    def held(self, /) -> bool:
+    def _arrive(self, /) -> float:
         """
-        Whether this process holds the lease through this object.
+        End the unit before, and say how many seconds to wait; for callers that wait by themselves. 0.0: the next unit
+        has begun.
         """
-    @property
-    def mode(self, /) -> str:
+    def _begin(self, /, slept: SupportsFloat | SupportsIndex) -> None:
         """
-        `"exclusive"` or `"shared"`: how this lease is held when it is.
+        The unit that had to wait begins, after `slept` seconds at the gate.
         """
-    @property
-    def path(self, /) -> Path:
+    def _close_request(self, /) -> None: ...
+    def _look(self, /) -> float:
         """
-        The lease file.
+        Seconds still to wait.
         """
-    def release(self, /) -> None:
+    def _open_request(self, /) -> None: ...
+    def done(self, /) -> None:
         """
-        Give the lease back, or end a wait for it.
-
-        Harmless when it is not held, from any thread, and in a forked child, where it frees nothing.
-        """
-    def try_acquire(self, /) -> bool:
-        """
-        Take the lease if that needs no waiting; False when somebody else has it.
-
-        Raises:
-            LeaseError: This object holds it or waits for it already, or the file cannot be used.
-        """
-    def wanted(self, /) -> int:
-        """
-        How many waiters can be known to queue behind this lease; 0 when it is not held.
-
-        Counted are the processes asleep in flock(2) on the file, those of other programs too, as
-        `/proc/locks` shows them. 0 can also mean that nothing is known: a waiter in another pid
-        namespace does not show there, nor does a program that only tries now and then.
-        """
-
-@final
-class LeaseParty:
-    """
-    A process that holds a lease or waits for it; what is not known is None.
-    """
-    def __eq__(self, value: object, /) -> bool: ...
-    def __ne__(self, value: object, /) -> bool: ...
-    def __repr__(self, /) -> str: ...
-    @property
-    def mode(self, /) -> str | None:
-        """
-        `"exclusive"` or `"shared"`: how it holds or wants the lease.
+        The unit ended: the device is synchronised, and what follows (sampling, streaming) is not GPU work.
         """
     @property
-    def name(self, /) -> str | None:
+    def enabled(self, /) -> bool:
         """
-        Command name. Other processes wrote it: escape it before showing it.
+        Whether this process is registered and paced at present.
         """
-    @property
-    def pid(self, /) -> int | None:
+    def idle(self, /) -> None:
         """
-        Process id, in this pid namespace.
+        Idle at once: the others get this peer's share now, not after 2 s of silence.
+        """
+    def leave(self, /) -> None:
+        """
+        Leave the peers. Harmless when repeated; the pacer stays usable as one that never sleeps.
         """
     @property
     def reason(self, /) -> str | None:
         """
-        Why it wanted the lease, in its own words: escape them before showing them.
+        Why `enabled` is False; None when it is True.
+        """
+    def remaining(self, /) -> float:
+        """
+        Seconds left of this peer's window, `inf` when it need not share: size a prefill chunk by it.
         """
     @property
-    def since(self, /) -> float | None:
+    def slot(self, /) -> int | None:
         """
-        When it got the lease, in seconds since the epoch.
+        Its slot in the registry, 0 to 15; None when it has none.
         """
-    def to_dict(self, /) -> "dict[str, object]":
+    def step(self, /) -> float:
         """
-        All of it as plain values; `since_us` is in microseconds since the epoch.
+        Gate before a unit of GPU work, and end of the unit before it.
+
+        Call it at the head of the loop, after the device was synchronised. The first step of a request returns at
+        once. Returns the seconds slept: 0.0 when alone.
         """
+    @property
+    def weight(self, /) -> float:
+        """
+        Relative claim on the compute, 0.001 to 1000; may be set while running.
+        """
+    @weight.setter
+    def weight(self, /, weight: SupportsFloat | SupportsIndex) -> None: ...
 
 @final
-class LeaseStatus:
+class Peer:
     """
-    One look at a lease: `held` and `mode` are facts of the kernel, everything else is a hint.
+    One process in the registry at one moment.
     """
-    def __eq__(self, value: object, /) -> bool: ...
-    def __ne__(self, value: object, /) -> bool: ...
     def __repr__(self, /) -> str: ...
     @property
-    def held(self, /) -> bool:
+    def active(self, /) -> bool:
         """
-        Whether anybody holds the lease.
-        """
-    @property
-    def holders(self, /) -> list[LeaseParty]:
-        """
-        Those who hold it, as far as they can be known: may be empty while `held`.
+        Whether it worked within the activity window of 2 s, or has a request open.
         """
     @property
-    def mode(self, /) -> str | None:
+    def alive(self, /) -> bool:
         """
-        `"exclusive"`, `"shared"`, or None when it is free.
+        Whether it is in the schedule.
+        """
+    @property
+    def busy(self, /) -> float:
+        """
+        Measured fraction of time at work, 0 to 1.
+        """
+    @property
+    def heartbeat_age_ms(self, /) -> int:
+        """
+        Milliseconds since its last heartbeat, by the wall clock.
+        """
+    @property
+    def name(self, /) -> str:
+        """
+        What the peer calls itself; written by that process, control characters removed.
+        """
+    @property
+    def pid(self, /) -> int:
+        """
+        Process id, in the peer's own pid namespace.
+        """
+    @property
+    def share(self, /) -> float:
+        """
+        Share of the compute, 0 to 1; 0 while idle.
+        """
+    @property
+    def slot(self, /) -> int:
+        """
+        Its slot in the registry, 0 to 15.
+        """
+    @property
+    def state(self, /) -> str:
+        """
+        One of `idle`, `running`, `waiting`, `stopped`, `ungated`, `dead`.
+        """
+    @property
+    def steps(self, /) -> int:
+        """
+        Units of work since it joined; 0 for a peer that does not count them.
+        """
+    @property
+    def weight(self, /) -> float:
+        """
+        Relative claim on the compute.
+        """
+
+@disjoint_base
+class Snapshot:
+    """
+    All processes of one GPU at one moment; see `ocgpu.Snapshot`, which adds `self`.
+    """
+    def __new__(cls, /, source: Pacer | str) -> Snapshot:
+        """
+        Look now: as the peer `source`, or from outside at the GPU of the key `source`.
+
+        Raises `RegistryUnavailableError` when there is a segment and it cannot be read, `ConfigError` for an illegal
+        key.
+        """
+    def __repr__(self, /) -> str: ...
+    @property
+    def _own(self, /) -> Peer | None: ...
+    @property
+    def gpu_key(self, /) -> str:
+        """
+        Which GPU.
+        """
+    @property
+    def peers(self, /) -> list[Peer]:
+        """
+        The others, in slot order.
+        """
+    @property
+    def schedule(self, /) -> str:
+        """
+        Which schedule is in force: `grid`.
         """
     def to_dict(self, /) -> "dict[str, object]":
         """
-        All of it as plain values.
+        What `to_json` says, as a dict.
         """
     def to_json(self, /) -> str:
         """
-        `to_dict` as one JSON object.
+        The seed's `/gpu/peers` document (`gpu_key`, `self`, `peers`) with our keys behind the seed's, as JSON text.
         """
-    @property
-    def waiters(self, /) -> list[LeaseParty]:
-        """
-        Those asleep in a wait for it, as far as `/proc/locks` shows them.
-        """
-
-@final
-class LeaseWait:
-    """
-    A wait for a lease, for an event loop: readable when it is over.
-    """
-    def cancel(self, /) -> None:
-        """
-        End the wait; the lease is not held afterwards.
-        """
-    def fileno(self, /) -> int:
-        """
-        The descriptor to watch for reading; it stays open as long as this object lives.
-        """
-    def finish(self, /) -> None:
-        """
-        Collect a wait that is over: the lease is held, or an exception says why not.
-        """
-
-def lease_status(key: str | None, path: str | PathLike[str] | None = None) -> LeaseStatus:
-    """
-    Look at a lease without touching it; `ocgpu.lease_status` finds the key.
-    """

@@ -275,6 +275,12 @@ pub(crate) fn lease_status(
     py.detach(look).map(LeaseStatus).map_err(to_python)
 }
 
+/// Become the parent of all descendants whose own parent ends; for the supervisor of `ocgpu run`.
+#[pyfunction]
+pub(crate) fn adopt_orphans() -> PyResult<()> {
+    ocgpu_core::adopt_orphans().map_err(to_python)
+}
+
 /// What a caller named: a file with the permissions to create it with, or a GPU.
 enum Target {
     Path(PathBuf, u32),

@@ -276,6 +276,16 @@ pub fn lease_status_at(path: &Path) -> Result<LeaseStatus> {
     status::look(&Spot::new(absolute(path)?, 0))
 }
 
+/// Make this process the parent of its descendants that lose theirs: for a supervisor that keeps a lease for as long
+/// as anybody it started may use the card.
+///
+/// # Errors
+/// `Io` when the kernel does not offer it.
+pub fn adopt_orphans() -> Result<()> {
+    let path = PathBuf::from("/proc/self");
+    sys::adopt_orphans().map_err(|source| Error::Io { doing: "adopt the orphans of", path, source })
+}
+
 fn lease_path(place: &Place, key: &GpuKey) -> PathBuf {
     place.directory().join(format!("ocgpu-{key}.lease"))
 }

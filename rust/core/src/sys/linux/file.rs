@@ -81,6 +81,11 @@ pub(crate) fn open_existing(path: &Path) -> io::Result<Option<File>> {
     }
 }
 
+/// Whether an open failed because a symbolic link stands there, which `O_NOFOLLOW` refuses.
+pub(crate) fn is_symbolic_link(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ELOOP)
+}
+
 fn options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.read(true).write(true).custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK | libc::O_CLOEXEC);

@@ -1,6 +1,7 @@
 //! Who this process is, in words that hold across pid namespaces and pid reuse (proc(5)).
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 
 /// What tells this process from any other of the machine, past and present.
@@ -28,6 +29,15 @@ pub(crate) fn process_identity() -> ProcessIdentity {
     }
 }
 
+/// Become the parent of all descendants whose own parent ends (`PR_SET_CHILD_SUBREAPER`, prctl(2)).
+pub(crate) fn adopt_orphans() -> io::Result<()> {
+    // SAFETY: a plain system call without pointers.
+    match unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
 /// FNV-1a of the kernel's boot id: differs after a reboot. 0 when it cannot be read.
 pub(crate) fn boot_hash() -> u64 {
     fs::read("/proc/sys/kernel/random/boot_id").map_or(0, |id| {
@@ -35,6 +45,19 @@ pub(crate) fn boot_hash() -> u64 {
             (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
         })
     })
+}
+
+/// A random number other than 0, from the kernel (getrandom(2)).
+pub(crate) fn random_u64() -> u64 {
+    let mut bytes = [0_u8; 8];
+    loop {
+        // SAFETY: the buffer is 8 bytes long and outlives the call.
+        let got = unsafe { libc::getrandom(bytes.as_mut_ptr().cast(), bytes.len(), 0) };
+        let value = u64::from_ne_bytes(bytes);
+        if got == 8 && value != 0 {
+            return value;
+        }
+    }
 }
 
 /// Field 22 of `/proc/<pid>/stat`; the command in field 2 may hold spaces and parentheses.

@@ -1,0 +1,34 @@
+"""What every test may ask for: a place of its own, a key of its own, processes that end with it."""
+
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.processes import Processes
+
+
+@pytest.fixture
+def gpu_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An `OCGPU_DIR` of this test's own, for this process and its children."""
+    path = tmp_path / "ocgpu"
+    path.mkdir()
+    monkeypatch.setenv("OCGPU_DIR", str(path))
+    return path
+
+
+@pytest.fixture
+def gpu_key(monkeypatch: pytest.MonkeyPatch) -> str:
+    """A GPU key that nobody else uses, for this process and its children."""
+    key = f"test-{uuid.uuid4().hex[:16]}"
+    monkeypatch.setenv("OCGPU_GPU_KEY", key)
+    return key
+
+
+@pytest.fixture
+def processes(gpu_dir: Path, gpu_key: str) -> Iterator[Processes]:
+    """Starts children in this test's own place; none of them outlives the test."""
+    started = Processes({"OCGPU_DIR": str(gpu_dir), "OCGPU_GPU_KEY": gpu_key})
+    yield started
+    started.end_all()
