@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.fakes import Engines
 from tests.processes import Processes
 
 
@@ -32,3 +33,10 @@ def processes(gpu_dir: Path, gpu_key: str) -> Iterator[Processes]:
     started = Processes({"OCGPU_DIR": str(gpu_dir), "OCGPU_GPU_KEY": gpu_key})
     yield started
     started.end_all()
+
+
+@pytest.fixture
+def engines() -> Iterator[Engines]:
+    """A fake Ollama and a fake ComfyUI that share one record and one oracle."""
+    with Engines() as started:
+        yield started

@@ -414,5 +414,15 @@ def test_a_private_registry_has_mode_0600(monkeypatch: pytest.MonkeyPatch, gpu_d
     assert modes == {0o600}
 
 
+def test_an_ungated_process_is_seen_at_work_until_it_says_otherwise() -> None:
+    with Pacer() as pacer, Pacer(name="serve", _gated=False) as serve:
+        serve._mark(True)
+        serve._mark(True)
+        states = [peer.state for peer in pacer.snapshot().peers]
+        serve._mark(False)
+
+        assert (states, [peer.state for peer in pacer.snapshot().peers]) == (["ungated"], ["idle"])
+
+
 def _no_gpu(_gpu: object) -> str:
     raise NoGpuError("no GPU here")

@@ -36,6 +36,10 @@ class Pacer:
         """
         Seconds still to wait.
         """
+    def _mark(self, /, active: bool) -> None:
+        """
+        For a process that cannot be paused: it works from True to False.
+        """
     def _open_request(self, /) -> None: ...
     def done(self, /) -> None:
         """

@@ -114,6 +114,11 @@ impl Pacer {
         self.member.close_request();
     }
 
+    /// For an ungated process: it works from `true` to `false`. Repeating a value changes nothing.
+    pub fn mark(&self, active: bool) {
+        self.member.mark(active);
+    }
+
     /// Idle at once: the others' windows grow now, not after the activity window.
     pub fn idle(&self) {
         self.member.idle();

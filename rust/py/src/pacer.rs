@@ -93,6 +93,13 @@ impl Pacer {
         }
     }
 
+    /// For a process that cannot be paused: it works from True to False.
+    fn _mark(&self, active: bool) {
+        if let Some(pacer) = &self.joined {
+            pacer.mark(active);
+        }
+    }
+
     /// Idle at once: the others get this peer's share now, not after 2 s of silence.
     fn idle(&self) {
         if let Some(pacer) = &self.joined {

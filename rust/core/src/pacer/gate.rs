@@ -86,6 +86,20 @@ impl Member {
         }
     }
 
+    /// For work that is not stepped: busy and active from `true` to `false`, whatever it does between them.
+    pub(crate) fn mark(&self, active: bool) {
+        if active == self.meter.in_request() {
+            return;
+        }
+        if active {
+            self.open_request();
+            self.meter.begin_unit(clock::wall_us());
+        } else {
+            self.meter.end_unit(clock::wall_us());
+            self.close_request();
+        }
+    }
+
     pub(crate) fn idle(&self) {
         self.meter.end_unit(clock::wall_us());
         self.meter.idle();

@@ -38,9 +38,7 @@ impl Meter {
         let began = self.unit_us.swap(NONE, Ordering::Relaxed);
         if began != NONE {
             let span = wall_us.saturating_sub(began);
-            if (0..=ACTIVITY_WINDOW_US).contains(&span) || (span > 0 && self.in_request()) {
-                self.busy_us.fetch_add(span.unsigned_abs(), Ordering::Relaxed);
-            }
+            self.busy_us.fetch_add(self.counted(span), Ordering::Relaxed);
         }
         let worked = self.worked_us.swap(wall_us, Ordering::Relaxed);
         worked != NONE && (0..=ACTIVITY_WINDOW_US).contains(&wall_us.saturating_sub(worked))
@@ -63,7 +61,8 @@ impl Meter {
         before.map_or(true, |open| open == 1)
     }
 
-    fn in_request(&self) -> bool {
+    /// Whether a request is open.
+    pub(crate) fn in_request(&self) -> bool {
         self.requests.load(Ordering::Relaxed) > 0
     }
 
@@ -84,8 +83,13 @@ impl Meter {
     pub(crate) fn busy_us(&self, wall_us: i64) -> u64 {
         let began = self.unit_us.load(Ordering::Relaxed);
         let open = if began == NONE { 0 } else { wall_us.saturating_sub(began) };
-        let counted = if (0..=ACTIVITY_WINDOW_US).contains(&open) { open.unsigned_abs() } else { 0 };
-        self.busy_us.load(Ordering::Relaxed).saturating_add(counted)
+        self.busy_us.load(Ordering::Relaxed).saturating_add(self.counted(open))
+    }
+
+    /// How much of a unit's span is work: all of it, unless it is a gap in a bare loop or a clock step.
+    fn counted(&self, span_us: i64) -> u64 {
+        let plausible = (0..=ACTIVITY_WINDOW_US).contains(&span_us) || (span_us > 0 && self.in_request());
+        if plausible { span_us.unsigned_abs() } else { 0 }
     }
 }
 
