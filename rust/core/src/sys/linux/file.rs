@@ -72,6 +72,15 @@ pub(crate) fn open_or_create(path: &Path, mode: u32) -> io::Result<OpenedFile> {
     Err(io::Error::other("the file appears and vanishes while it is being opened"))
 }
 
+/// Open `path` for reading, never creating it; `None` when there is none. Refuses what `open_or_create` refuses.
+pub(crate) fn open_existing(path: &Path) -> io::Result<Option<File>> {
+    match options().write(false).open(path) {
+        Ok(file) => regular(file).map(Some),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
 /// Whether an open failed because a symbolic link stands there, which `O_NOFOLLOW` refuses.
 pub(crate) fn is_symbolic_link(error: &io::Error) -> bool {
     error.raw_os_error() == Some(libc::ELOOP)
