@@ -12,6 +12,7 @@ import ocgpu
 from ocgpu.cli import main
 from ocgpu.errors import ConfigError, LeaseBusyError, LeaseTimeoutError, NoGpuError
 from ocgpu.settings import Settings, describe
+from ocgpu.tables import lease_table
 from tests.processes import Processes
 
 HELP = Path(__file__).parent / "data" / "help"
@@ -64,6 +65,19 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return state
 
 
+@pytest.fixture
+def lease(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """What `ocgpu.lease_status` answers."""
+    status = SimpleNamespace(held=False, mode=None, holders=[], waiters=[])
+    monkeypatch.setattr(ocgpu, "lease_status", lambda gpu=None: status)
+    return status
+
+
+def party(**known: object) -> SimpleNamespace:
+    fields = dict.fromkeys(("pid", "name", "mode", "since", "reason"))
+    return SimpleNamespace(**(fields | known))
+
+
 class Terminal(StringIO):
     def isatty(self) -> bool:
         return True
@@ -74,7 +88,7 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize("command", ["", "peers", "check"])
+@pytest.mark.parametrize("command", ["", "peers", "lease", "check"])
 def test_help_is_the_saved_text(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Made by `COLUMNS=80 NO_COLOR=1 ocgpu COMMAND --help >tests/data/help/COMMAND.txt`."""
     with pytest.raises(SystemExit) as caught:
@@ -139,7 +153,7 @@ def test_no_command_is_a_usage_error_that_lists_them(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    "argv", [["unknown"], ["peers", "--gpu"], ["check", "--port", "1"], ["peers", "extra"]]
+    "argv", [["unknown"], ["peers", "--gpu"], ["check", "--port", "1"], ["lease", "extra"]]
 )
 def test_illegal_arguments_are_a_usage_error(
     argv: list[str], capsys: pytest.CaptureFixture[str]
@@ -151,7 +165,7 @@ def test_illegal_arguments_are_a_usage_error(
     assert capsys.readouterr().err.startswith("usage: ocgpu")
 
 
-@pytest.mark.parametrize("argv", [["peers"], ["check"]])
+@pytest.mark.parametrize("argv", [["peers"], ["lease"], ["check"]])
 def test_an_illegal_gpu_is_a_usage_error(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -326,3 +340,44 @@ def test_peers_as_json_is_what_the_library_says(
 
     assert json.loads(capsys.readouterr().out) == {"gpu_key": "pretend", "self": None, "peers": []}
     assert registry.asked == "pretend"
+
+
+def test_a_free_lease_is_said_in_one_line(
+    lease: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["lease", "--gpu", "card"]) == 0
+
+    assert capsys.readouterr().out == "gpu card: lease free\n"
+
+
+def test_holders_and_waiters_are_rows_with_their_reason(lease: SimpleNamespace) -> None:
+    lease.held, lease.mode = True, "exclusive"
+    known = {"name": "train", "mode": "exclusive", "since": 1000.0}
+    lease.holders = [party(pid=7, reason="nightly\x07 run", **known)]
+    lease.waiters = [party(pid=8, mode="shared"), party(pid=9, reason="", since=1090.5)]
+
+    table = lease_table("card", lease, now=1090.4)  # type: ignore[arg-type]
+
+    assert table.title == "gpu card: lease held, exclusive"
+    assert table.rows == [
+        ("holder", "7", "exclusive", "1m30s", "train", r"nightly\x07 run"),
+        ("waiter", "8", "shared", "?", "?", "?"),
+        ("waiter", "9", "?", "0", "?", "''"),
+    ]
+
+
+def test_a_real_holder_is_named_by_a_real_command(processes: Processes, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    command = [sys.executable, "-m", "ocgpu", "lease"]
+    with ocgpu.Lease(mode="shared", reason="a [red] reason"):
+        assert processes.start(command, log=log).wait(timeout=10) == 0
+        title, _, row = log.read_text().splitlines()
+
+        assert processes.start([*command, "--json"], log=log).wait(timeout=10) == 0
+        answer = json.loads(log.read_text())
+
+    assert title == f"gpu {os.environ['OCGPU_GPU_KEY']}: lease held, shared"
+    assert row.split()[:3] == ["holder", str(os.getpid()), "shared"]
+    assert row.endswith("  a [red] reason")
+    assert (answer["held"], answer["mode"], answer["waiters"]) == (True, "shared", [])
+    assert [holder["pid"] for holder in answer["holders"]] == [os.getpid()]

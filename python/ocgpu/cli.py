@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 import ocgpu
 from ocgpu.device import resolve_key
 from ocgpu.errors import ConfigError, LeaseBusyError, LeaseTimeoutError, OcgpuError
-from ocgpu.tables import peers_table, show
+from ocgpu.tables import lease_table, peers_table, show
 
 if TYPE_CHECKING:
     from ocgpu.settings import Settings
@@ -97,6 +97,8 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     peers = _add(commands, "peers", _peers, "show who shares the compute of the GPU")
     _add_json(peers)
+    lease = _add(commands, "lease", _lease, "show who holds the lease of the GPU and who waits")
+    _add_json(lease)
     check = _add(commands, "check", _check, "check the settings of serve and print them")
     _add_settings(check)
     return parser
@@ -169,4 +171,14 @@ def _peers(arguments: argparse.Namespace) -> int:
         sys.stdout.write(f"{snapshot.to_json()}\n")
     else:
         show(peers_table(snapshot))
+    return 0
+
+
+def _lease(arguments: argparse.Namespace) -> int:
+    key = resolve_key(arguments.gpu)
+    status = ocgpu.lease_status(key)
+    if arguments.json:
+        sys.stdout.write(f"{status.to_json()}\n")
+    else:
+        show(lease_table(key, status))
     return 0
