@@ -7,6 +7,7 @@
 use serde_json::Value;
 
 use super::LeaseMode;
+use crate::json::escape_into;
 
 /// Bytes of a record: a page would do as well, but one sector is enough for every field.
 pub(super) const RECORD_BYTES: usize = 512;
@@ -116,7 +117,8 @@ fn cut(text: &str, max: usize) -> &str {
 fn json_text(text: &str, max: usize) -> String {
     let mut length = text.len().min(max);
     loop {
-        let json = Value::from(cut(text, length)).to_string();
+        let mut json = String::new();
+        escape_into(&mut json, cut(text, length));
         if json.len() <= max || length == 0 {
             return json;
         }
