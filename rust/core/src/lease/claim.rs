@@ -144,6 +144,7 @@ pub(super) fn template(options: &LeaseOptions, pid: u32, name: &str) -> RecordTe
     RecordTemplate::new(&RecordFields {
         token: sys::random_u64(),
         pid,
+        lock_pid: identity.pid,
         pid_namespace: identity.pid_namespace,
         uid: identity.uid,
         name,

@@ -29,6 +29,8 @@ pub(super) struct RecordTemplate {
 pub(super) struct RecordFields<'a> {
     pub(super) token: u64,
     pub(super) pid: u32,
+    /// The process that took the lock, which `/proc/locks` names.
+    pub(super) lock_pid: u32,
     pub(super) pid_namespace: u64,
     pub(super) uid: u32,
     pub(super) name: &'a str,
@@ -38,10 +40,10 @@ pub(super) struct RecordFields<'a> {
 
 impl RecordTemplate {
     pub(super) fn new(fields: &RecordFields<'_>) -> Self {
-        let RecordFields { token, pid, pid_namespace, uid, name, mode, reason } = fields;
+        let RecordFields { token, pid, lock_pid, pid_namespace, uid, name, mode, reason } = fields;
         let name = json_text(name, NAME_BYTES_MAX);
         let mut head = format!(
-            "{pid}\n{{\"token\":\"{token:016x}\",\"pid\":{pid},\"pidns\":{pid_namespace},\"uid\":{uid},\
+            "{pid}\n{{\"token\":\"{token:016x}\",\"pid\":{pid},\"lock_pid\":{lock_pid},\"pidns\":{pid_namespace},\"uid\":{uid},\
              \"name\":{name},\"mode\":\"{}\"",
             mode.as_str()
         );
@@ -68,6 +70,7 @@ impl RecordTemplate {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) pid: Option<u32>,
+    pub(super) lock_pid: Option<u32>,
     pub(super) pid_namespace: Option<u64>,
     pub(super) name: Option<String>,
     pub(super) reason: Option<String>,
@@ -94,6 +97,7 @@ impl Record {
         let text =
             |key: &str, max| fields.get(key).and_then(Value::as_str).map(|value| cut(value, max).to_owned());
         Self {
+            lock_pid: fields.get("lock_pid").and_then(Value::as_u64).and_then(|pid| pid.try_into().ok()),
             pid_namespace: fields.get("pidns").and_then(Value::as_u64),
             name: text("name", NAME_BYTES_MAX),
             reason: text("reason", REASON_BYTES_MAX),
@@ -135,6 +139,7 @@ mod tests {
         RecordFields {
             token: u64::MAX,
             pid: u32::MAX,
+            lock_pid: u32::MAX,
             pid_namespace: u64::MAX,
             uid: u32::MAX,
             name,

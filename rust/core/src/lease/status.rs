@@ -104,7 +104,9 @@ fn judge(state: Option<LeaseMode>, record: &Record, lines: &[LockLine], namespac
         holding.iter().filter(|line| sys::process_exists(line.pid)).copied().map(from_line).collect();
     let nameless = holders.is_empty() || holders.len() < holding.len();
     if let Some(recorded) = mode.and_then(|mode| recorded(record, mode, namespace)) {
-        match holders.iter_mut().find(|holder| holder.pid == recorded.pid) {
+        // `ocgpu run` took the lock, the command that it runs is the one to name.
+        let locker = record.lock_pid.or(record.pid);
+        match holders.iter_mut().find(|holder| holder.pid == locker) {
             Some(holder) => *holder = recorded,
             // A lock without a living owner in sight is one that a child inherited, or one of another namespace.
             None if nameless => holders.push(recorded),
