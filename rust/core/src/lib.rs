@@ -8,6 +8,7 @@ mod error;
 mod json;
 mod key;
 mod layout;
+mod lease;
 mod pacer;
 mod place;
 mod registry;
@@ -19,5 +20,9 @@ pub use clock::{monotonic_us, wall_us};
 pub use error::{Error, Result};
 pub use key::GpuKey;
 pub use layout::SLOT_COUNT;
+pub use lease::{
+    Lease, LeaseMode, LeaseOptions, LeaseParty, LeaseStatus, LeaseWait, adopt_orphans, lease_status,
+    lease_status_at,
+};
 pub use pacer::{Pacer, Peer, PeerState, Settings, Snapshot, check_weight, peers};
 pub use place::{Place, Share};

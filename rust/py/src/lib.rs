@@ -1,6 +1,7 @@
 //! The Python border of `ocgpu-core`: converts, detaches where a call can block, converts back.
 
 mod error;
+mod lease;
 mod pacer;
 mod snapshot;
 
@@ -18,4 +19,7 @@ mod _ocgpu {
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "the name that Python knows")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
+
+    #[pymodule_export]
+    use crate::lease::{Lease, LeaseParty, LeaseStatus, LeaseWait, adopt_orphans, lease_status};
 }
