@@ -14,7 +14,6 @@ unless `CUDA_DEVICE_ORDER=PCI_BUS_ID`. On a machine with different cards set tha
 """
 
 import contextlib
-import hashlib
 import os
 import re
 import sys
@@ -279,8 +278,18 @@ def _pci_gpus(sysfs: Path) -> list[Gpu]:
 
 def _pci_gpu(index: int, vendor: str, device: str, address: str) -> Gpu:
     name = f"{vendor.removeprefix('0x')}:{device.removeprefix('0x')}"
-    digest = hashlib.sha256(f"{name} {address}".encode()).hexdigest()
-    return Gpu(key=f"pci-{digest[:16]}", name=name, index=index)
+    return Gpu(key=f"pci-{_fnv1a(f'{name} {address}'.encode()):016x}", name=name, index=index)
+
+
+def _fnv1a(data: bytes) -> int:
+    """Hash to 64 bits. It need not withstand anybody, and `hashlib` would slow `import ocgpu`.
+
+    http://www.isthe.com/chongo/tech/comp/fnv/
+    """
+    digest = 0xCBF29CE484222325
+    for byte in data:
+        digest = (digest ^ byte) * 0x100000001B3 % 2**64
+    return digest
 
 
 def _attribute(folder: Path, name: str) -> str:

@@ -24,6 +24,7 @@ __all__ = [
     "Listen",
     "byte_count",
     "choice",
+    "format_bytes",
     "hosts",
     "integer",
     "listen",
@@ -141,6 +142,14 @@ def byte_count(text: str) -> int:
     if match is None or int(match[1]) == 0:
         raise ValueError(text)
     return int(match[1]) << _BYTES_SHIFT.get(match[2], 0)
+
+
+def format_bytes(count: int) -> str:
+    """Write a size as `byte_count` reads it, in the largest unit that divides it."""
+    for unit, shift in sorted(_BYTES_SHIFT.items(), key=lambda item: -item[1]):
+        if count % (1 << shift) == 0:
+            return f"{count >> shift}{unit}"
+    return str(count)
 
 
 def integer(minimum: int) -> Callable[[str], int]:

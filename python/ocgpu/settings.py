@@ -355,6 +355,8 @@ def describe(settings: Settings) -> Iterable[tuple[str, str]]:
             yield variable.name, "on" if value else "off"
         elif isinstance(value, float) and variable.parse is not forms.weight:
             yield variable.name, format_duration(value)
+        elif variable.parse is forms.byte_count:
+            yield variable.name, forms.format_bytes(value)
         elif isinstance(value, tuple):
             yield variable.name, ",".join(value)
         else:
