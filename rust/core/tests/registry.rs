@@ -97,11 +97,11 @@ fn a_segment_that_a_peer_of_the_seed_made_is_joined_under_both_names() {
     fs::write(scratch.segment(), &seed).expect("a writable directory");
 
     let pacer = join(&scratch, "ours", 1.0);
-    let seen = pacer.snapshot();
+    let view = pacer.snapshot();
 
     assert_eq!(pacer.slot(), Some(1));
-    assert_eq!((seen.peers[0].name.as_str(), seen.peers[0].pid, seen.peers[0].alive), ("seed", 4242, true));
-    assert_eq!(seen.peers[0].share_ppm, 1_000_000);
+    assert_eq!((view.peers[0].name.as_str(), view.peers[0].pid, view.peers[0].alive), ("seed", 4242, true));
+    assert_eq!(view.peers[0].share_ppm, 1_000_000);
 }
 
 #[test]
