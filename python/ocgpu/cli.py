@@ -91,13 +91,14 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ocgpu",
         description="Let the processes of one machine share one GPU.",
-        epilog="`ocgpu COMMAND --help` explains a command.",
+        epilog="`ocgpu COMMAND --help` explains a command; `ocgpu demo` needs no GPU.",
     )
     parser.add_argument("--version", action="version", version=f"ocgpu {ocgpu.__version__}")
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
     serve = _add(commands, "serve", _serve, "arbitrate the GPU between Ollama and ComfyUI")
     _add_settings(serve)
+    _add(commands, "demo", _demo, "show ocgpu at work with simulated engines; needs no GPU")
     peers = _add(commands, "peers", _peers, "show who shares the compute of the GPU")
     _add_json(peers)
     ocgpu.run.add_parser(commands)
@@ -169,6 +170,12 @@ def _check(arguments: argparse.Namespace) -> int:
     for name, text in describe(settings):
         sys.stdout.write(f"{name}={text}\n")
     return 0
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from ocgpu.demo import run
+
+    return run(gpu=arguments.gpu)
 
 
 def _peers(arguments: argparse.Namespace) -> int:
