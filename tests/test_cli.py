@@ -10,7 +10,7 @@ from urllib.request import urlopen
 import pytest
 
 import ocgpu
-from ocgpu.cli import main
+from ocgpu.cli import main, make_parser
 from ocgpu.errors import ConfigError, LeaseBusyError, LeaseTimeoutError, NoGpuError
 from ocgpu.settings import Settings, describe
 from tests.processes import Processes
@@ -51,7 +51,10 @@ def test_help_names_the_true_defaults_of_serve() -> None:
     assert f"(default: {Settings().gpu_share_weight})" in saved
 
 
-def test_every_command_takes_a_gpu() -> None:
+def test_every_command_has_a_saved_help_and_takes_a_gpu() -> None:
+    listed = re.findall(r"^    ([a-z]+) ", make_parser().format_help(), re.MULTILINE)
+
+    assert sorted(path.stem for path in HELP.iterdir()) == sorted([*listed, "ocgpu"])
     for path in HELP.iterdir():
         assert path.stem == "ocgpu" or "--gpu GPU" in path.read_text(encoding="utf-8")
 
