@@ -6,6 +6,7 @@ nothing of either.
 """
 
 from ocgpu._ocgpu import __version__
+from ocgpu.device import Gpu, gpu_key, gpus
 from ocgpu.errors import (
     ConfigError,
     LeaseBusyError,
@@ -15,14 +16,29 @@ from ocgpu.errors import (
     OcgpuError,
     RegistryUnavailableError,
 )
+from ocgpu.lease import Lease, LeaseParty, LeaseStatus, lease_status
+from ocgpu.pacer import Pacer, add_arguments, peers
+from ocgpu.snapshot import Peer, Snapshot
 
 __all__ = [
     "ConfigError",
+    "Gpu",
+    "Lease",
     "LeaseBusyError",
     "LeaseError",
+    "LeaseParty",
+    "LeaseStatus",
     "LeaseTimeoutError",
     "NoGpuError",
     "OcgpuError",
+    "Pacer",
+    "Peer",
     "RegistryUnavailableError",
+    "Snapshot",
     "__version__",
+    "add_arguments",
+    "gpu_key",
+    "gpus",
+    "lease_status",
+    "peers",
 ]

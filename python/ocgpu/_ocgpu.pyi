@@ -3,11 +3,187 @@
 The compiled half of ocgpu; its public names are re-exported by `ocgpu`.
 """
 
-from typing import Final
+from typing import Final, SupportsFloat, SupportsIndex, final
+from typing_extensions import disjoint_base
 
-__all__ = ["__version__"]
+__all__ = ["__version__", "Pacer", "Peer", "Snapshot"]
 
 __version__: Final[str]
 """
 Version of the package, from Cargo.toml.
 """
+
+@disjoint_base
+class Pacer:
+    """
+    A process's place among the peers of one GPU; see `ocgpu.Pacer`.
+    """
+    def __new__(cls, /, gpu_key: str | None, reason: str | None, weight: SupportsFloat | SupportsIndex, name: str, gated: bool) -> Pacer:
+        """
+        Join the peers of `gpu_key`; with None, register nothing and say `reason`.
+        """
+    def _arrive(self, /) -> float:
+        """
+        End the unit before, and say how many seconds to wait; for callers that wait by themselves. 0.0: the next unit
+        has begun.
+        """
+    def _begin(self, /, slept: SupportsFloat | SupportsIndex) -> None:
+        """
+        The unit that had to wait begins, after `slept` seconds at the gate.
+        """
+    def _close_request(self, /) -> None: ...
+    def _look(self, /) -> float:
+        """
+        Seconds still to wait.
+        """
+    def _mark(self, /, active: bool) -> None:
+        """
+        For a process that cannot be paused: it works from True to False.
+        """
+    def _open_request(self, /) -> None: ...
+    def done(self, /) -> None:
+        """
+        The unit ended: the device is synchronised, and what follows (sampling, streaming) is not GPU work.
+        """
+    @property
+    def enabled(self, /) -> bool:
+        """
+        Whether this process is registered and paced at present.
+        """
+    def idle(self, /) -> None:
+        """
+        Idle at once: the others get this peer's share now, not after 2 s of silence.
+        """
+    def leave(self, /) -> None:
+        """
+        Leave the peers. Harmless when repeated; the pacer stays usable as one that never sleeps.
+        """
+    @property
+    def reason(self, /) -> str | None:
+        """
+        Why `enabled` is False; None when it is True.
+        """
+    def remaining(self, /) -> float:
+        """
+        Seconds left of this peer's window, `inf` when it need not share: size a prefill chunk by it.
+        """
+    @property
+    def slot(self, /) -> int | None:
+        """
+        Its slot in the registry, 0 to 15; None when it has none.
+        """
+    def step(self, /) -> float:
+        """
+        Gate before a unit of GPU work, and end of the unit before it.
+
+        Call it at the head of the loop, after the device was synchronised. The first step of a request returns at
+        once. Returns the seconds slept: 0.0 when alone.
+        """
+    @property
+    def weight(self, /) -> float:
+        """
+        Relative claim on the compute, 0.001 to 1000; may be set while running.
+        """
+    @weight.setter
+    def weight(self, /, weight: SupportsFloat | SupportsIndex) -> None: ...
+
+@final
+class Peer:
+    """
+    One process in the registry at one moment.
+    """
+    def __repr__(self, /) -> str: ...
+    @property
+    def active(self, /) -> bool:
+        """
+        Whether it worked within the activity window of 2 s, or has a request open.
+        """
+    @property
+    def alive(self, /) -> bool:
+        """
+        Whether it is in the schedule.
+        """
+    @property
+    def busy(self, /) -> float:
+        """
+        Measured fraction of time at work, 0 to 1.
+        """
+    @property
+    def heartbeat_age_ms(self, /) -> int:
+        """
+        Milliseconds since its last heartbeat, by the wall clock.
+        """
+    @property
+    def name(self, /) -> str:
+        """
+        What the peer calls itself; written by that process, control characters removed.
+        """
+    @property
+    def pid(self, /) -> int:
+        """
+        Process id, in the peer's own pid namespace.
+        """
+    @property
+    def share(self, /) -> float:
+        """
+        Share of the compute, 0 to 1; 0 while idle.
+        """
+    @property
+    def slot(self, /) -> int:
+        """
+        Its slot in the registry, 0 to 15.
+        """
+    @property
+    def state(self, /) -> str:
+        """
+        One of `idle`, `running`, `waiting`, `stopped`, `ungated`, `dead`.
+        """
+    @property
+    def steps(self, /) -> int:
+        """
+        Units of work since it joined; 0 for a peer that does not count them.
+        """
+    @property
+    def weight(self, /) -> float:
+        """
+        Relative claim on the compute.
+        """
+
+@disjoint_base
+class Snapshot:
+    """
+    All processes of one GPU at one moment; see `ocgpu.Snapshot`, which adds `self`.
+    """
+    def __new__(cls, /, source: Pacer | str) -> Snapshot:
+        """
+        Look now: as the peer `source`, or from outside at the GPU of the key `source`.
+
+        Raises `RegistryUnavailableError` when there is a segment and it cannot be read, `ConfigError` for an illegal
+        key.
+        """
+    def __repr__(self, /) -> str: ...
+    @property
+    def _own(self, /) -> Peer | None: ...
+    @property
+    def gpu_key(self, /) -> str:
+        """
+        Which GPU.
+        """
+    @property
+    def peers(self, /) -> list[Peer]:
+        """
+        The others, in slot order.
+        """
+    @property
+    def schedule(self, /) -> str:
+        """
+        Which schedule is in force: `grid`.
+        """
+    def to_dict(self, /) -> "dict[str, object]":
+        """
+        What `to_json` says, as a dict.
+        """
+    def to_json(self, /) -> str:
+        """
+        The seed's `/gpu/peers` document (`gpu_key`, `self`, `peers`) with our keys behind the seed's, as JSON text.
+        """

@@ -5,7 +5,7 @@
 #![expect(clippy::disallowed_methods, reason = "this is the place that the lint points everybody to")]
 
 use std::sync::OnceLock;
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// Microseconds since the Unix epoch: the clock that all peers share. Negative before 1970.
 #[must_use]
@@ -21,4 +21,9 @@ pub fn wall_us() -> i64 {
 pub fn monotonic_us() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     u64::try_from(START.get_or_init(Instant::now).elapsed().as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Sleep for a relative span. Callers cap it and look again afterwards, so that a clock step cannot oversleep them.
+pub(crate) fn sleep(span: Duration) {
+    std::thread::sleep(span);
 }

@@ -5,6 +5,24 @@
 
 mod clock;
 mod error;
+mod json;
+mod key;
+mod layout;
+mod lease;
+mod pacer;
+mod place;
+mod registry;
+pub mod schedule;
+mod sync;
+mod sys;
 
 pub use clock::{monotonic_us, wall_us};
 pub use error::{Error, Result};
+pub use key::GpuKey;
+pub use layout::SLOT_COUNT;
+pub use lease::{
+    Lease, LeaseMode, LeaseOptions, LeaseParty, LeaseStatus, LeaseWait, adopt_orphans, lease_status,
+    lease_status_at,
+};
+pub use pacer::{Pacer, Peer, PeerState, Settings, Snapshot, check_weight, peers};
+pub use place::{Place, Share};

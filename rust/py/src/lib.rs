@@ -1,12 +1,25 @@
 //! The Python border of `ocgpu-core`: converts, detaches where a call can block, converts back.
 
+mod error;
+mod lease;
+mod pacer;
+mod snapshot;
+
 use pyo3::prelude::*;
 
 /// The compiled half of ocgpu; its public names are re-exported by `ocgpu`.
 #[pymodule]
 mod _ocgpu {
+    #[pymodule_export]
+    use crate::pacer::Pacer;
+    #[pymodule_export]
+    use crate::snapshot::{Peer, Snapshot};
+
     /// Version of the package, from Cargo.toml.
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "the name that Python knows")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
+
+    #[pymodule_export]
+    use crate::lease::{Lease, LeaseParty, LeaseStatus, LeaseWait, adopt_orphans, lease_status};
 }

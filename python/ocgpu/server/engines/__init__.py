@@ -1,0 +1,1 @@
+"""What each kind of upstream needs: routes, Host rule, unload, busy, health."""

@@ -1,0 +1,39 @@
+"""What the server asks of every engine, whatever it is."""
+
+from typing import Protocol
+
+from ocgpu.server.arbiter import Kind
+from ocgpu.server.relay.asgi import Headers
+from ocgpu.server.routes import RouteTable
+
+__all__ = ["Engine"]
+
+
+class Engine(Protocol):
+    """One upstream behind a listener.
+
+    Attributes:
+        name: As it stands in logs and in `/healthz`.
+        routes: What its POST requests need.
+    """
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+
+    @property
+    def routes(self) -> RouteTable:
+        """Its routes."""
+
+    def headers(self, headers: Headers) -> Headers:
+        """Apply the engine's rule for `Host` and `Origin`."""
+
+    def needs_lock(self, kind: Kind, path: str, body: bytes) -> bool:
+        """Whether a request on a locked route needs the card, now that its body is known."""
+
+    async def probe(self) -> str:
+        """Give the engine's version.
+
+        Raises:
+            UpstreamError: It does not answer.
+        """

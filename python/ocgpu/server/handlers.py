@@ -1,0 +1,100 @@
+"""Our own endpoints, as plain functions of what the server knows. No call to an upstream here."""
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import ocgpu
+from ocgpu.server.admission import Admission
+from ocgpu.server.metrics import Metrics, family
+from ocgpu.server.probes import Probes
+from ocgpu.server.registry_view import RegistryView, peer_series
+
+__all__ = ["LEASE", "Knowledge", "events", "health", "index", "metrics_text"]
+
+# Serve takes no lease of the machine yet; it says so where its readers look for it.
+LEASE: Final = {"enabled": False, "reason": "serve does not take the machine lease yet"}
+
+
+@dataclass(frozen=True, slots=True)
+class Knowledge:
+    """What the endpoints are made of.
+
+    Attributes:
+        unload: Evicts everything from the card and says what.
+    """
+
+    admission: Admission
+    metrics: Metrics
+    registry: RegistryView
+    probes: Probes
+    started: float
+    gpu_key: str | None
+    unload: Callable[[], Awaitable[dict[str, Any]]]
+
+
+def health(known: Knowledge) -> tuple[int, dict[str, Any]]:
+    """Give status and document of `/healthz`: 503 while draining only."""
+    counts = known.admission.counts
+    registry: dict[str, Any] = {"enabled": known.registry.enabled}
+    if known.registry.reason is not None:
+        registry["reason"] = known.registry.reason
+    document = {
+        "state": counts.state.value,
+        "llm_inflight": counts.llm_inflight,
+        "image_pending": counts.image_pending,
+        "waiting": {
+            "llm": counts.waiting_llm,
+            "image": counts.waiting_image,
+            "bytes": known.admission.waiting_bytes,
+        },
+        "draining": known.admission.closed,
+        "lease": LEASE,
+        "registry": registry,
+        "upstreams": known.probes.documents(),
+        "version": ocgpu.__version__,
+        "uptime_seconds": round(time.monotonic() - known.started, 3),
+    }
+    return (503 if known.admission.closed else 200), document
+
+
+def metrics_text(known: Knowledge) -> str:
+    """Give the exposition text of `/metrics`."""
+    parts = [known.metrics.render(known.admission.counts), peer_series(known.registry.snapshot())]
+    numbers = _lease_numbers(known.gpu_key)
+    if numbers is not None:
+        held, waiters = numbers
+        parts.append(family("gpulease_held", "gauge", "1 while held", [("", {}, held)]))
+        parts.append(family("gpulease_waiters", "gauge", "waiters for it", [("", {}, waiters)]))
+    return "".join(parts)
+
+
+def events(known: Knowledge) -> list[dict[str, Any]]:
+    """Give the last transitions of the lock, oldest first; times are Unix seconds."""
+    return [
+        {"at": round(t.at, 6), "before": t.before.value, "after": t.after.value, "cause": t.cause}
+        for t in known.admission.transitions
+    ]
+
+
+def index() -> str:
+    """Give the list of endpoints for a person who looks at `/`."""
+    return (
+        f"ocgpu {ocgpu.__version__}\n"
+        "GET  /healthz\nGET  /metrics\nGET  /gpu/peers\nGET  /events\n"
+        "POST /gpulock/release\nPOST /gpulock/unload\n"
+    )
+
+
+def _lease_numbers(gpu_key: str | None) -> tuple[int, int] | None:
+    """Give whether the machine's lease is held and how many wait; None when it is not known."""
+    # By name: this module works whether the build has a lease or not.
+    lease_status = getattr(ocgpu, "lease_status", None)
+    if lease_status is None:
+        return None
+    try:
+        status = lease_status(gpu_key)
+    except (ocgpu.OcgpuError, OSError):
+        return None
+    return int(status.held), len(status.waiters)

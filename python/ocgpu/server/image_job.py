@@ -1,0 +1,338 @@
+"""The life of one image job: unload, post, follow to its real end, free, release.
+
+A job is a task of its own. The client waits for its answer only; once `/prompt` may have reached
+ComfyUI, the job goes on whether the client stays or not, because the card is in use either way.
+"""
+
+import asyncio
+import contextlib
+import logging
+import time
+import zlib
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import msgspec
+
+from ocgpu.server.admission import Admission, Grant
+from ocgpu.server.arbiter import Kind, State
+from ocgpu.server.engines.comfyui import ComfyUI, JobResult
+from ocgpu.server.engines.ollama import Ollama
+from ocgpu.server.metrics import Metrics
+from ocgpu.server.relay.asgi import Headers, header
+from ocgpu.server.relay.control import Reply
+from ocgpu.server.relay.upstream import Upstream, UpstreamConnectError, UpstreamError
+
+__all__ = ["ImageJobs", "ImageSettings", "Prompt"]
+
+logger: Final = logging.getLogger("ocgpu.server")
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSettings:
+    """What an image job is bounded by, in seconds.
+
+    Attributes:
+        unload_timeout: For Ollama to unload.
+        job_timeout: For the job, from ComfyUI's answer on.
+        job_timeout_action: What becomes of a job that is still there after that.
+        warm_model: Model to load after an image job; "" is none.
+    """
+
+    unload_timeout: float
+    job_timeout: float
+    job_timeout_action: Literal["release", "interrupt"]
+    warm_model: str
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A request for `/prompt`, as it goes to ComfyUI."""
+
+    target: bytes
+    headers: Headers
+    body: bytes
+
+
+class ImageJobs:
+    """Runs image jobs that hold the lock, each to its end.
+
+    Args:
+        admission: Where warming up asks for the lock.
+        metrics: Takes results and unload seconds.
+        ollama: Unloaded before a job; None when there is no Ollama.
+        comfyui: Follows jobs and frees; None when there is no ComfyUI.
+        upstream: ComfyUI's HTTP server; None as above.
+        settings: The bounds.
+    """
+
+    def __init__(
+        self,
+        admission: Admission,
+        metrics: Metrics,
+        ollama: Ollama | None,
+        comfyui: ComfyUI | None,
+        upstream: Upstream | None,
+        settings: ImageSettings,
+    ) -> None:
+        self._admission = admission
+        self._metrics = metrics
+        self._ollama = ollama
+        self._comfyui = comfyui
+        self._upstream = upstream
+        self._settings = settings
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._closed = False
+        admission.on_abandoned = self._abandoned
+
+    async def post(self, grant: Grant, prompt: Prompt) -> Reply:
+        """Run a job under `grant`, which is the job's from here on; give ComfyUI's answer.
+
+        Cancelled before `/prompt` was sent, the job never reaches ComfyUI. Cancelled later, only
+        the answer is lost.
+
+        Raises:
+            UpstreamError: ComfyUI gave no answer.
+        """
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+        job = _Job(self, grant, prompt, answer)
+        task = self._spawn(job.run())
+        # A callback and not a `finally` in the task: a task that is cancelled before its first
+        # step runs none of its code.
+        task.add_done_callback(lambda _task: self._settle(job))
+        try:
+            return await asyncio.shield(answer)
+        except asyncio.CancelledError:
+            if not job.sent:
+                task.cancel()
+            raise
+
+    async def adopt(self) -> None:
+        """Wait for jobs that run in ComfyUI from before our start, as if they were our own."""
+        try:
+            jobs = await self._comfyui.queue() if self._comfyui is not None else None
+        except UpstreamError:
+            return
+        if jobs is None or not (jobs.running or jobs.pending):
+            return
+        with await self._admission.acquire(Kind.IMAGE) as grant:
+            await self.unload_models()
+            await self.follow_strangers()
+            await self.end(grant, None)
+
+    async def unload(self) -> dict[str, Any]:
+        """Evict everything from the card, under the lock; wait for what runs to end first.
+
+        Raises:
+            RefusedError: What runs did not end within the unload time-out, or we shut down.
+        """
+        timeout = self._settings.unload_timeout
+        grant = await self._admission.acquire(Kind.IMAGE, timeout=timeout)
+        with grant:
+            models = await self.unload_models()
+            freed = await self._comfyui.free() if self._comfyui is not None else None
+        return {"unloaded": models, "comfyui_freed": freed}
+
+    async def unload_models(self) -> list[str]:
+        """Take Ollama's models off the card; give their names."""
+        if self._ollama is None:
+            return []
+        done = await self._ollama.unload(self._settings.unload_timeout)
+        self._metrics.unload.observe(done.seconds)
+        if not done.empty:
+            self._metrics.unload_timeouts += 1
+        return done.models
+
+    async def close(self) -> None:
+        """End all jobs' tasks; the jobs themselves go on in ComfyUI."""
+        self._closed = True
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+        return task
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("image job failed", exc_info=task.exception())
+
+    def _settle(self, job: "_Job") -> None:
+        """See to it that the lock is released, and freed first where models may be left."""
+        if job.dirty and not self._closed:
+            self._spawn(self.end(job.grant, job.prompt_id))
+        else:
+            job.grant.release()
+        job.fail(UpstreamError("the image job ended before ComfyUI answered"))
+
+    def _abandoned(self, grant: Grant) -> None:
+        if self._closed:
+            grant.release()
+        else:
+            self._spawn(self.end(grant, None))
+
+    async def follow_strangers(self) -> None:
+        """Wait for every job that ComfyUI knows of, when we do not know which is ours."""
+        if self._comfyui is None:
+            return
+        with contextlib.suppress(UpstreamError):
+            queue = await self._comfyui.queue()
+            for prompt_id in (*queue.running, *queue.pending):
+                logger.info("image job: adopted", extra={"prompt_id": prompt_id})
+                await self.follow(prompt_id)
+
+    async def follow(self, prompt_id: str) -> JobResult:
+        """Wait for the end of a job and count it."""
+        if self._comfyui is None:
+            raise RuntimeError("no ComfyUI to follow a job in")
+        began = time.monotonic()
+        settings = self._settings
+        result = await self._comfyui.follow(
+            prompt_id, settings.job_timeout, settings.job_timeout_action
+        )
+        self._metrics.image_jobs[result] += 1
+        level = logging.INFO if result in (JobResult.DONE, JobResult.ERROR) else logging.WARNING
+        seconds = round(time.monotonic() - began, 3)
+        fields = {"prompt_id": prompt_id, "seconds": seconds}
+        logger.log(level, "image job: %s", result.value, extra=fields)
+        return result
+
+    async def send(self, prompt: Prompt) -> Reply:
+        """Post a prompt on a connection of its own and read the whole answer.
+
+        Raises:
+            UpstreamError: No answer, or none within the time of a whole job.
+        """
+        if self._upstream is None:
+            raise UpstreamConnectError("no ComfyUI is configured; set `COMFY_URL`")
+        try:
+            async with (
+                asyncio.timeout(self._settings.job_timeout),
+                self._upstream.request(
+                    "POST", prompt.target, prompt.headers, prompt.body, fresh=True
+                ) as response,
+            ):
+                parts = []
+                while piece := await response.read():
+                    parts.append(piece)
+                return Reply(response.status, response.headers, b"".join(parts))
+        except TimeoutError:
+            raise UpstreamError("ComfyUI did not answer the prompt in time") from None
+
+    async def end(self, grant: Grant, prompt_id: str | None) -> None:
+        """Hand the card over to the next image as it is, or free it, release, and warm up."""
+        fields = {"prompt_id": prompt_id}
+        if grant.finish():
+            logger.info("image job: handed over to the next", extra=fields)
+            return
+        try:
+            if self._comfyui is not None:
+                freed = await self._comfyui.free()
+                logger.info("image job: %s", "freed" if freed else "not freed", extra=fields)
+        finally:
+            grant.release()
+        if self._settings.warm_model and self._ollama is not None:
+            self._spawn(self._warm(self._ollama))
+
+    async def _warm(self, ollama: Ollama) -> None:
+        """Load the warm model, as an LLM request of our own, if nobody else wants the card."""
+        counts = self._admission.counts
+        if counts.state is not State.IDLE or self._admission.closed:
+            return
+        model = self._settings.warm_model
+        with await self._admission.acquire(Kind.LLM):
+            try:
+                loaded = await ollama.warm(model)
+            except UpstreamError as error:
+                logger.warning("warm model: %s", error, extra={"model": model})
+                return
+        logger.info("warm model: %s", "loaded" if loaded else "refused", extra={"model": model})
+
+
+class _Job:
+    """One image job in flight.
+
+    Attributes:
+        grant: The lock.
+        sent: Whether `/prompt` may have reached ComfyUI.
+        dirty: Whether image models may be on the card, so that it has to be freed at the end.
+        prompt_id: ComfyUI's name for it, once it is known.
+    """
+
+    def __init__(
+        self, jobs: ImageJobs, grant: Grant, prompt: Prompt, answer: "asyncio.Future[Reply]"
+    ) -> None:
+        self._jobs = jobs
+        self._prompt = prompt
+        self._answer = answer
+        self.grant = grant
+        self.sent = False
+        # A card that was handed over still holds the models of the image before.
+        self.dirty = grant.continued
+        self.prompt_id: str | None = None
+
+    async def run(self) -> None:
+        """Take the job through its phases."""
+        if not self.grant.continued:
+            models = await self._jobs.unload_models()
+            logger.info("image job: unloaded", extra={"models": models})
+        self.sent = True
+        try:
+            reply = await self._jobs.send(self._prompt)
+        except UpstreamConnectError as error:
+            self.fail(error)
+        except UpstreamError as error:
+            # ComfyUI may have queued it and broken off: what it runs now is what we wait for.
+            self.dirty = True
+            self.fail(error)
+            await self._jobs.follow_strangers()
+        else:
+            self._deliver(reply)
+            if self.prompt_id is not None:
+                self.dirty = True
+                await self._jobs.follow(self.prompt_id)
+        if self.dirty:
+            await self._jobs.end(self.grant, self.prompt_id)
+            self.dirty = False
+
+    def fail(self, error: UpstreamError) -> None:
+        """Give the client an error, if it has no answer yet."""
+        if self._answer.done():
+            return
+        logger.warning("image job: %s", error)
+        self._answer.set_exception(error)
+        # Marks it as seen: the client may have left, and then nobody takes it.
+        self._answer.exception()
+
+    def _deliver(self, reply: Reply) -> None:
+        self.prompt_id = _prompt_id(reply)
+        phase = "not accepted" if self.prompt_id is None else "accepted"
+        fields = {"prompt_id": self.prompt_id, "status": reply.status}
+        logger.info("image job: %s", phase, extra=fields)
+        if not self._answer.done():
+            self._answer.set_result(reply)
+
+
+def _prompt_id(reply: Reply) -> str | None:
+    """Give the id of the job that an answer to `/prompt` announces."""
+    if reply.status != 200:
+        return None
+    body = reply.body
+    if (header(_low(reply.headers), b"content-encoding") or b"identity") in (b"gzip", b"deflate"):
+        # 47: zlib and gzip, told apart by their head.
+        with contextlib.suppress(zlib.error):
+            body = zlib.decompressobj(47).decompress(body)
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
+        document = msgspec.json.decode(body)
+        if isinstance(document, dict) and isinstance(document.get("prompt_id"), str):
+            return str(document["prompt_id"])
+    return None
+
+
+def _low(headers: Headers) -> Headers:
+    return [(name.lower(), value) for name, value in headers]

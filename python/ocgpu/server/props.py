@@ -1,0 +1,83 @@
+"""`GET /props` on the Ollama listener: the upstream's document with our peers merged in.
+
+llama-server answers `/props`, Ollama does not; dashboards of the fleet read the block either way.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from ocgpu.server.engines.engine import Engine
+from ocgpu.server.relay.asgi import (
+    Headers,
+    Receive,
+    Scope,
+    Send,
+    send_error,
+    send_json,
+    send_whole,
+    target_of,
+)
+from ocgpu.server.relay.headers import forwarded, request_headers, response_headers
+from ocgpu.server.relay.upstream import Upstream, UpstreamError
+
+__all__ = ["Props"]
+
+
+class Props:
+    """The ASGI callable for that one path.
+
+    Args:
+        engine: Its Host rule.
+        upstream: Where the document comes from.
+        gpu_share: Gives the block that is merged in.
+    """
+
+    def __init__(
+        self, engine: Engine, upstream: Upstream, gpu_share: Callable[[], dict[str, Any]]
+    ) -> None:
+        self._engine = engine
+        self._upstream = upstream
+        self._gpu_share = gpu_share
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        headers = self._engine.headers(forwarded(request_headers(scope["headers"]), scope))
+        # Merging needs the plain document.
+        headers = [h for h in headers if h[0] != b"accept-encoding"]
+        try:
+            async with self._upstream.request(
+                "GET", target_of(scope), headers, None, fresh=False
+            ) as response:
+                parts = []
+                while piece := await response.read():
+                    parts.append(piece)
+        except UpstreamError as error:
+            await send_error(send, 502, "upstream", str(error))
+            return
+        body = b"".join(parts)
+        if response.status == 404:
+            await send_json(send, 200, {"opencoti": {"gpu_share": self._gpu_share()}})
+            return
+        merged = _merged(body, self._gpu_share) if response.status == 200 else None
+        answer = body if merged is None else merged
+        await send_whole(send, response.status, _without_length(response.headers), answer)
+
+
+def _merged(body: bytes, gpu_share: Callable[[], dict[str, Any]]) -> bytes | None:
+    """Give the document with the block in it, or None when it is no JSON object."""
+    try:
+        document = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return None
+    if not isinstance(document, dict):
+        return None
+    block = document.get("opencoti")
+    block = block if isinstance(block, dict) else {}
+    document["opencoti"] = {**block, "gpu_share": gpu_share()}
+    return msgspec.json.encode(document)
+
+
+def _without_length(headers: Headers) -> Headers:
+    return [h for h in response_headers(headers) if h[0] not in (b"content-length", b"etag")]

@@ -1,0 +1,111 @@
+"""Serve's place in the registry, and what it sees there.
+
+Serve is an ungated peer: pacers of other processes leave it its share although it cannot be paused
+itself. Without a GPU, without a segment, or without the pacer in this build, serve runs on and says
+why: the proxy may well run on another host than the card.
+"""
+
+import json
+import logging
+from collections.abc import Mapping
+from typing import Any, Final
+
+import ocgpu
+from ocgpu.errors import OcgpuError
+from ocgpu.server.arbiter import State
+from ocgpu.server.metrics import Sample, family
+
+__all__ = ["RegistryView", "peer_series"]
+
+logger: Final = logging.getLogger("ocgpu.server")
+_NAME: Final = "ocgpu-serve"
+
+
+class RegistryView:
+    """Joins the registry, follows the lock's state, and shows the peers.
+
+    Args:
+        weight: Our weight among the peers.
+        gpu_key: Name of the GPU; "" asks the driver.
+    """
+
+    def __init__(self, weight: float, gpu_key: str) -> None:
+        self.reason: str | None = None
+        self._pacer: Any = None
+        # The pacer is looked up by name: this module works whether the build has one or not.
+        pacer_class = getattr(ocgpu, "Pacer", None)
+        if pacer_class is None:
+            self.reason = "this build has no pacer"
+            return
+        try:
+            pacer = pacer_class(weight=weight, name=_NAME, gpu=gpu_key or None)
+        except (OcgpuError, OSError) as error:
+            self.reason = str(error)
+            logger.warning("registry: not joined: %s", error)
+            return
+        if pacer.enabled:
+            self._pacer = pacer
+        else:
+            self.reason = str(pacer.reason)
+            logger.info("registry: not joined: %s", self.reason)
+
+    @property
+    def enabled(self) -> bool:
+        """Whether we are a peer."""
+        return self._pacer is not None
+
+    def follow(self, state: State) -> None:
+        """Be active while the lock is not idle."""
+        if self._pacer is not None:
+            self._pacer._mark(state is not State.IDLE)  # ungated presence, no API
+
+    def snapshot(self) -> dict[str, Any]:
+        """Give the seed's `/gpu/peers` document with our keys."""
+        if self._pacer is None:
+            return {
+                "gpu_key": None,
+                "self": None,
+                "peers": [],
+                "enabled": False,
+                "reason": self.reason,
+            }
+        document: dict[str, Any] = json.loads(self._pacer.snapshot().to_json())
+        return {**document, "enabled": True}
+
+    def gpu_share(self) -> dict[str, Any]:
+        """Give the `opencoti.gpu_share` block of `/props`."""
+        document = self.snapshot()
+        return {key: document.get(key) for key in ("enabled", "gpu_key", "self", "peers")}
+
+    def close(self) -> None:
+        """Leave the registry."""
+        pacer, self._pacer = self._pacer, None
+        if pacer is not None:
+            pacer.leave()
+
+
+def peer_series(document: Mapping[str, Any]) -> str:
+    """Write the peers of a snapshot as metrics: ratios 0 to 1, ages in seconds."""
+    own = [document["self"]] if document.get("self") else []
+    peers = [*own, *document.get("peers", ())]
+    return "".join(
+        (
+            family("gpushare_peers", "gauge", "live peers on the GPU", [("", {}, len(peers))]),
+            _per_peer("weight", "weight of a peer", peers, "weight", 1.0),
+            _per_peer("share_ratio", "resolved share of a peer", peers, "share_pct", 0.01),
+            _per_peer("busy_ratio", "time at work of a peer", peers, "busy_pct", 0.01),
+            _per_peer("active", "1 while a peer works", peers, "active", 1.0),
+            _per_peer(
+                "heartbeat_age_seconds", "age of a heartbeat", peers, "heartbeat_age_ms", 0.001
+            ),
+        )
+    )
+
+
+def _per_peer(name: str, meaning: str, peers: list[dict[str, Any]], key: str, scale: float) -> str:
+    samples: list[Sample] = [
+        ("", {"pid": str(peer["pid"]), "name": str(peer["name"])}, float(peer[key]) * scale)
+        for peer in peers
+        if peer.get(key) is not None
+    ]
+    return family(f"gpushare_peer_{name}", "gauge", meaning, samples)

@@ -1,0 +1,1 @@
+"""The byte path: upstream connections, HTTP relay, websocket relay, disconnect watch."""

@@ -1,0 +1,86 @@
+"""Header rules of the byte path: what belongs to one hop stays there, the rest passes as it is.
+
+RFC 9110 section 7.6.1 (hop-by-hop), RFC 9112 section 6 (framing).
+"""
+
+from typing import Final
+
+from ocgpu.server.relay.asgi import Headers, Scope, header
+
+__all__ = ["forwarded", "request_headers", "response_headers", "streams"]
+
+_HOP: Final = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
+# `Expect: 100-continue` is answered by our own listener as soon as the body is asked for.
+_REQUEST_DROP: Final = _HOP | {b"expect"}
+# Naming these in `Connection` must not strip what routes and frames the message.
+_KEPT: Final = frozenset((b"host", b"content-length", b"content-type", b"authorization"))
+
+
+def request_headers(headers: Headers) -> Headers:
+    """Give the request headers that go on to the upstream."""
+    named = _named(headers)
+    return [h for h in headers if h[0] not in _REQUEST_DROP and h[0] not in named]
+
+
+def response_headers(headers: Headers) -> Headers:
+    """Give the response headers that go on to the client, names in lower case.
+
+    An upstream's `Server` and `Date` pass; Granian adds its own only where there is none.
+    `X-Accel-Buffering: no` is added to event streams and NDJSON, or a front nginx holds them back.
+    """
+    low = [(name.lower(), value) for name, value in headers]
+    named = _named(low)
+    kept = [h for h in low if h[0] not in _HOP and h[0] not in named]
+    if streams(kept) and header(kept, b"x-accel-buffering") is None:
+        kept.append((b"x-accel-buffering", b"no"))
+    return kept
+
+
+def forwarded(headers: Headers, scope: Scope) -> Headers:
+    """Give the headers with `X-Forwarded-*` as a good proxy leaves them.
+
+    `-For` grows by the client's address; `-Proto` and `-Host` are set unless a proxy in front of
+    us has set them.
+    """
+    client = scope.get("client")
+    address = str(client[0]).removeprefix("::ffff:").encode("latin-1") if client else b""
+    before = [value for name, value in headers if name == b"x-forwarded-for"]
+    out = [h for h in headers if h[0] != b"x-forwarded-for"]
+    chain = b", ".join([*before, address] if address else before)
+    if chain:
+        out.append((b"x-forwarded-for", chain))
+    if header(headers, b"x-forwarded-proto") is None:
+        secure = scope["scheme"] in ("https", "wss")
+        out.append((b"x-forwarded-proto", b"https" if secure else b"http"))
+    host = header(headers, b"host")
+    if host is not None and header(headers, b"x-forwarded-host") is None:
+        out.append((b"x-forwarded-host", host))
+    return out
+
+
+def streams(headers: Headers) -> bool:
+    """Whether a body with these headers is read piece by piece while it is made."""
+    kind = header(headers, b"content-type") or b""
+    media = kind.split(b";", 1)[0].strip().lower()
+    return media in (b"text/event-stream", b"application/x-ndjson", b"application/ndjson")
+
+
+def _named(headers: Headers) -> frozenset[bytes]:
+    """Header names that `Connection` declares to be for this hop only."""
+    values = [value for name, value in headers if name == b"connection"]
+    if not values:
+        return frozenset()
+    names = {token.strip().lower() for value in values for token in value.split(b",")}
+    return frozenset(names - _KEPT)

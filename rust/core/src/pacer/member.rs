@@ -1,0 +1,234 @@
+//! The state that a pacer's steps and its heartbeat share.
+
+use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+
+use crate::clock;
+use crate::error::Result;
+use crate::key::GpuKey;
+use crate::layout::SLOT_COUNT;
+use crate::place::Place;
+use crate::registry::{Claim, MappedSegment, Owner, SegmentPath, Sweep, Verdict};
+use crate::sync::{AtomicU32, Ordering};
+use crate::sys::fork_generation;
+
+use super::meter::Meter;
+
+/// Beats of half a second that the published busy fraction covers.
+const BUSY_BEATS: usize = 4;
+
+/// Where this process stands in the registry now.
+#[derive(Debug)]
+pub(crate) struct Seat {
+    /// `None` after leaving, and when the segment became unusable.
+    pub(crate) segment: Option<MappedSegment>,
+    /// `None` while all slots are taken.
+    pub(crate) claim: Option<Claim>,
+    /// Why the process is not paced.
+    reason: Option<String>,
+}
+
+/// One process's membership.
+#[derive(Debug)]
+pub(crate) struct Member {
+    pub(crate) key: GpuKey,
+    place: Place,
+    path: SegmentPath,
+    owner: Owner,
+    generation: u32,
+    pub(crate) seat: RwLock<Seat>,
+    pub(crate) meter: Meter,
+    /// Bits of the weight, an `f32`.
+    weight: AtomicU32,
+    /// Bit per slot: alive at the last sweep.
+    pub(crate) known: AtomicU32,
+    /// Bit per slot: out of the schedule at the last sweep (stalled, silent or dead).
+    pub(crate) barred: AtomicU32,
+    /// Bit per slot: stalled at the last sweep.
+    pub(crate) stalled: AtomicU32,
+}
+
+impl Member {
+    pub(crate) fn join(key: GpuKey, place: Place, path: SegmentPath, owner: Owner) -> Result<Self> {
+        let weight = AtomicU32::new(owner.weight.to_bits());
+        let segment = MappedSegment::open(&place, &path)?;
+        let claim = Claim::take(&segment, &owner, clock::wall_us())?;
+        let reason = claim.is_none().then(full);
+        let member = Self {
+            key,
+            place,
+            path,
+            owner,
+            generation: fork_generation(),
+            seat: RwLock::new(Seat { segment: Some(segment), claim, reason }),
+            meter: Meter::new(),
+            weight,
+            known: AtomicU32::new(0),
+            barred: AtomicU32::new(0),
+            stalled: AtomicU32::new(0),
+        };
+        member.sweep(&mut Sweep::default());
+        Ok(member)
+    }
+
+    /// Whether this is a forked child's copy: it has no heartbeat and no slot.
+    pub(crate) fn forked(&self) -> bool {
+        self.generation != fork_generation()
+    }
+
+    pub(crate) fn seat(&self) -> RwLockReadGuard<'_, Seat> {
+        self.seat.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn slot(&self) -> Option<usize> {
+        if self.forked() { None } else { self.seat().claim.map(|claim| claim.slot) }
+    }
+
+    pub(crate) fn reason(&self) -> Option<String> {
+        if self.forked() {
+            return Some("this process was forked from the one that joined; make a `Pacer` here".into());
+        }
+        self.seat().reason.clone()
+    }
+
+    pub(crate) fn weight(&self) -> f32 {
+        f32::from_bits(self.weight.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_weight(&self, weight: f32) {
+        self.weight.store(weight.to_bits(), Ordering::Relaxed);
+        self.publish(|slot, segment| {
+            segment.slots[slot].weight.store(weight.to_bits(), Ordering::Relaxed);
+            segment.ext.change_seq.fetch_add(1, Ordering::Relaxed);
+        });
+    }
+
+    /// Run `write` on our slot, if we have one.
+    pub(crate) fn publish(&self, write: impl FnOnce(usize, &crate::layout::Segment)) {
+        if self.forked() {
+            return;
+        }
+        let seat = self.seat();
+        if let (Some(segment), Some(claim)) = (&seat.segment, seat.claim) {
+            write(claim.slot, segment.bytes());
+        }
+    }
+
+    /// One heartbeat: publish, look at the others, mend what broke.
+    pub(crate) fn beat(&self, sweep: &mut Sweep, busy: &mut BusyWindow) {
+        let wall_us = clock::wall_us();
+        let busy_ppm = busy.add(wall_us, self.meter.busy_us(wall_us));
+        let active = self.meter.active(wall_us);
+        self.publish(|slot, segment| {
+            let (base, ext) = (&segment.slots[slot], &segment.ext_slots[slot]);
+            base.active.store(u32::from(active), Ordering::Relaxed);
+            base.busy_ppm.store(busy_ppm, Ordering::Relaxed);
+            ext.hb_seq.fetch_add(1, Ordering::Relaxed);
+            base.heartbeat_us.store(wall_us, Ordering::Release); // Release: pairs with the Acquire in `read_slot`.
+        });
+        self.mend();
+        self.sweep(sweep);
+    }
+
+    /// Judge every other slot, and free those of the dead.
+    pub(crate) fn sweep(&self, sweep: &mut Sweep) {
+        let wall_us = clock::wall_us();
+        let seat = self.seat();
+        let Some(segment) = &seat.segment else { return };
+        let own = seat.claim.map(|claim| claim.slot);
+        let verdicts = sweep.look(segment, own, (clock::monotonic_us(), wall_us), true);
+        let bits = |wanted: fn(Verdict) -> bool| {
+            (0..SLOT_COUNT)
+                .filter(|slot| verdicts[*slot].is_some_and(wanted))
+                .fold(0, |bits, slot| bits | 1 << slot)
+        };
+        self.known.store(bits(|verdict| verdict == Verdict::Alive), Ordering::Relaxed);
+        self.barred.store(bits(|verdict| verdict != Verdict::Alive), Ordering::Relaxed);
+        self.stalled.store(bits(|verdict| verdict == Verdict::Stalled), Ordering::Relaxed);
+    }
+
+    /// Take a slot when we have none, and move house when the segment behind the name is another one.
+    fn mend(&self) {
+        let healthy = {
+            let seat = self.seat();
+            match (&seat.segment, &seat.claim) {
+                (Some(segment), Some(claim)) => {
+                    claim.intact(segment.bytes()) && segment.still_named(&self.path)
+                }
+                _ => false,
+            }
+        };
+        if healthy {
+            return;
+        }
+        let owner = Owner { weight: self.weight(), ..self.owner.clone() };
+        let fresh = MappedSegment::open(&self.place, &self.path).and_then(|segment| {
+            Claim::take(&segment, &owner, clock::wall_us()).map(|claim| (segment, claim))
+        });
+        let mut seat = self.seat.write().unwrap_or_else(PoisonError::into_inner);
+        // The old claim goes with the old handle: the kernel drops its lock byte when the file is closed.
+        if let (Some(segment), Some(claim)) = (&seat.segment, seat.claim) {
+            claim.release(segment);
+        }
+        *seat = match fresh {
+            Ok((segment, Some(claim))) => Seat { segment: Some(segment), claim: Some(claim), reason: None },
+            Ok((segment, None)) => Seat { segment: Some(segment), claim: None, reason: Some(full()) },
+            Err(error) => Seat { segment: None, claim: None, reason: Some(error.to_string()) },
+        };
+    }
+
+    pub(crate) fn leave(&self) {
+        let mut seat = self.seat.write().unwrap_or_else(PoisonError::into_inner);
+        if let (Some(segment), Some(claim)) = (&seat.segment, seat.claim) {
+            claim.release(segment);
+        }
+        *seat = Seat { segment: None, claim: None, reason: Some("left".into()) };
+    }
+}
+
+fn full() -> String {
+    format!("all {SLOT_COUNT} slots are taken: running unpaced until one is free")
+}
+
+/// The busy fraction over the last beats.
+#[derive(Debug, Default)]
+pub(crate) struct BusyWindow {
+    samples: [(i64, u64); BUSY_BEATS],
+    beats: usize,
+}
+
+impl BusyWindow {
+    /// Add a reading of the meter; the busy fraction since the oldest one kept, in parts per million.
+    pub(crate) fn add(&mut self, wall_us: i64, busy_us: u64) -> u32 {
+        let (since_us, since_busy) = self.samples[self.beats % BUSY_BEATS];
+        let first = self.beats < BUSY_BEATS;
+        self.samples[self.beats % BUSY_BEATS] = (wall_us, busy_us);
+        self.beats += 1;
+        let (since_us, since_busy) = if first { self.samples[0] } else { (since_us, since_busy) };
+        let span = u64::try_from(wall_us.saturating_sub(since_us)).unwrap_or(0);
+        if span == 0 {
+            return 0;
+        }
+        let ppm = busy_us.saturating_sub(since_busy).saturating_mul(1_000_000) / span;
+        u32::try_from(ppm.min(1_000_000)).unwrap_or(1_000_000)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn busy_is_the_fraction_of_the_last_two_seconds() {
+        let mut window = BusyWindow::default();
+        for beat in 0..10 {
+            window.add(beat * 500_000, 0);
+        }
+
+        let mut last = 0;
+        for beat in 10..16_i64 {
+            last = window.add(beat * 500_000, u64::try_from(beat - 9).expect("positive") * 250_000);
+        }
+
+        assert_eq!(last, 500_000);
+    }
+}

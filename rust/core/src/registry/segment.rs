@@ -1,0 +1,184 @@
+//! Creating, validating and mapping a segment.
+//!
+//! Every step may be the last of a process that dies, and may be repeated by the next one: the init lock is the
+//! kernel's, the constants are the same whoever writes them, and the magic is written last.
+
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::time::Duration;
+
+use crate::clock;
+use crate::error::{Error, Result};
+use crate::layout::{
+    EXT_HEADER_SIZE, EXT_MAGIC, EXT_OFFSET, EXT_SLOT_STRIDE, EXT_VERSION, INIT_LOCK, MAGIC, SEED_SIZE,
+    SEGMENT_SIZE, SLOT_COUNT_STORED, Segment, VERSION,
+};
+use crate::place::Place;
+use crate::registry::SegmentPath;
+use crate::sys::{
+    Identity, LockMode, Mapping, ProcessFile, boot_hash, is_symbolic_link, lock_byte, open_or_create,
+    random_u64, unlock_byte,
+};
+
+/// Restarts when the file behind the name is replaced while we open it.
+const RESTARTS_MAX: u32 = 100;
+/// Initialising takes about a millisecond; whoever holds its lock for this long will not let go.
+const INIT_TRIES: u32 = 2000;
+
+/// A validated segment, mapped for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct MappedSegment {
+    file: ProcessFile,
+    mapping: Mapping,
+    identity: Identity,
+}
+
+impl MappedSegment {
+    /// Open the segment, or create it.
+    pub(crate) fn open(place: &Place, path: &SegmentPath) -> Result<Self> {
+        for _ in 0..RESTARTS_MAX {
+            path.adopt_plain().map_err(|error| unavailable(path.main(), &error))?;
+            let opened = open_or_create(path.main(), place.mode())
+                .map_err(|error| unavailable(path.main(), &error))?;
+            let file = ProcessFile::new(opened.file);
+            initialise_locked(&file, path.main())?;
+            let identity = Identity::of(&file).map_err(|error| unavailable(path.main(), &error))?;
+            let mapping =
+                Mapping::new(&file, SEGMENT_SIZE).map_err(|error| unavailable(path.main(), &error))?;
+            let segment = Self { file, mapping, identity };
+            if segment.still_named(path) {
+                path.link_plain().map_err(|error| unavailable(path.main(), &error))?;
+                return Ok(segment);
+            }
+        }
+        Err(reason(path.main(), "the file behind the name is replaced again and again".into()))
+    }
+
+    /// Open the segment only if it is there: `None` when nobody ever joined.
+    pub(crate) fn open_existing(place: &Place, path: &SegmentPath) -> Result<Option<Self>> {
+        path.adopt_plain().map_err(|error| unavailable(path.main(), &error))?;
+        match Identity::at(path.main()) {
+            Ok(None) => Ok(None),
+            Ok(Some(_)) => Self::open(place, path).map(Some),
+            Err(error) => Err(unavailable(path.main(), &error)),
+        }
+    }
+
+    /// The bytes, as atomics.
+    pub(crate) fn bytes(&self) -> &Segment {
+        // SAFETY: the mapping is page-aligned, `SEGMENT_SIZE` long (asserted against `Segment`) and lives as long as
+        // `self`; every field is an atomic, for which all bit patterns are legal.
+        unsafe { self.mapping.start().cast::<Segment>().as_ref() }
+    }
+
+    /// The handle that locks are taken through.
+    pub(crate) fn file(&self) -> &ProcessFile {
+        &self.file
+    }
+
+    /// Whether the name still leads to this file and the file is still whole: else a store could fault, and
+    /// newcomers meet elsewhere.
+    pub(crate) fn still_named(&self, path: &SegmentPath) -> bool {
+        let whole = Identity::of(&self.file).is_ok_and(|now| now.size >= SEGMENT_SIZE as u64);
+        whole && matches!(Identity::at(path.main()), Ok(Some(named)) if named.same_file(self.identity))
+    }
+}
+
+fn initialise_locked(file: &ProcessFile, path: &Path) -> Result<()> {
+    lock_init(file, path)?;
+    let result = initialise(file, path);
+    let unlocked = unlock_byte(file, INIT_LOCK);
+    result?;
+    unlocked.map_err(|error| unavailable(path, &error))
+}
+
+fn lock_init(file: &ProcessFile, path: &Path) -> Result<()> {
+    for _ in 0..INIT_TRIES {
+        if lock_byte(file, INIT_LOCK, LockMode::Exclusive, false)
+            .map_err(|error| unavailable(path, &error))?
+        {
+            return Ok(());
+        }
+        clock::sleep(Duration::from_millis(1));
+    }
+    Err(reason(path, "another process holds the init lock for ever; end it, then try again".into()))
+}
+
+fn initialise(file: &ProcessFile, path: &Path) -> Result<()> {
+    let io = |error: io::Error| unavailable(path, &error);
+    let size = Identity::of(file).map_err(io)?.size;
+    if size > 0 && size < SEED_SIZE as u64 {
+        return Err(reason(
+            path,
+            format!("{size} bytes are too few for a segment; delete the file when nobody uses it"),
+        ));
+    }
+    if size < SEGMENT_SIZE as u64 {
+        crate::sys::reserve(file, SEGMENT_SIZE as u64).map_err(io)?;
+    }
+    let mut header = [0_u8; 16];
+    file.read_exact_at(&mut header, 0).map_err(io)?;
+    if header[..5] == [0; 5] {
+        file.write_all_at(&u32::to_le_bytes(SLOT_COUNT_STORED), 12).map_err(io)?;
+        file.write_all_at(&VERSION.to_le_bytes(), 8).map_err(io)?;
+        file.write_all_at(b"OCGPU\0\0\0", 0).map_err(io)?;
+    } else {
+        validate(&header).map_err(|what| reason(path, what))?;
+    }
+    initialise_extension(file).map_err(io)
+}
+
+fn validate(header: &[u8; 16]) -> std::result::Result<(), String> {
+    let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
+    if header[..5] != MAGIC {
+        return Err("the file is not a segment (wrong magic); delete it when nobody uses it".into());
+    }
+    if word(8) != VERSION {
+        return Err(format!(
+            "segment version {}, this ocgpu knows {VERSION}; use one release everywhere",
+            word(8)
+        ));
+    }
+    if word(12) != SLOT_COUNT_STORED {
+        return Err(format!(
+            "{} slots, this ocgpu knows {SLOT_COUNT_STORED}; use one release everywhere",
+            word(12)
+        ));
+    }
+    Ok(())
+}
+
+fn initialise_extension(file: &ProcessFile) -> io::Result<()> {
+    let mut magic = [0_u8; 8];
+    file.read_exact_at(&mut magic, EXT_OFFSET)?;
+    if u64::from_le_bytes(magic) == EXT_MAGIC {
+        return Ok(());
+    }
+    let mut header = [0_u8; EXT_HEADER_SIZE as usize];
+    header[8..12].copy_from_slice(&EXT_VERSION.to_le_bytes());
+    header[12..16].copy_from_slice(&EXT_HEADER_SIZE.to_le_bytes());
+    header[16..20].copy_from_slice(&EXT_SLOT_STRIDE.to_le_bytes());
+    header[20..24].copy_from_slice(&u32::to_le_bytes(SLOT_COUNT_STORED));
+    header[32..40].copy_from_slice(&random_u64().to_le_bytes());
+    header[40..48].copy_from_slice(&boot_hash().to_le_bytes());
+    file.write_all_at(&header[8..], EXT_OFFSET + 8)?;
+    file.write_all_at(&EXT_MAGIC.to_le_bytes(), EXT_OFFSET)
+}
+
+fn unavailable(path: &Path, error: &io::Error) -> Error {
+    let remedy = match error.kind() {
+        io::ErrorKind::NotFound => "; set `OCGPU_DIR` to a directory that exists and that all peers share",
+        io::ErrorKind::PermissionDenied => {
+            "; another user made it with `OCGPU_SHARE=user`, or the directory is not writable: set `OCGPU_DIR`"
+        }
+        io::ErrorKind::StorageFull => "; the file system is full: free 4 KiB or set `OCGPU_DIR`",
+        _ if is_symbolic_link(error) => "; a symbolic link stands there: remove it",
+        _ => "",
+    };
+    reason(path, format!("{error}{remedy}"))
+}
+
+fn reason(path: &Path, reason: String) -> Error {
+    Error::RegistryUnavailable { path: path.to_owned(), reason }
+}

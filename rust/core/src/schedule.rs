@@ -1,0 +1,11 @@
+//! Who runs when, and for how long: pure functions of the active peers and the time, in integer arithmetic, so that
+//! every peer computes the same schedule bit for bit.
+
+mod grid;
+mod shares;
+
+pub use grid::{Grid, period_us};
+pub use shares::{Roster, SHARE_FLOOR_PPM, WEIGHT_MILLI_DEFAULT, weight_milli};
+
+/// Parts per million in a whole.
+pub const PPM: u64 = 1_000_000;

@@ -1,0 +1,51 @@
+//! A shared mapping of a file's first bytes.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+
+/// `length` bytes of a file, mapped shared, readable and writable, until dropped.
+#[derive(Debug)]
+pub(crate) struct Mapping {
+    start: NonNull<u8>,
+    length: usize,
+}
+
+// SAFETY: the bytes are shared with other processes anyway; whoever reads them does so through atomics.
+unsafe impl Send for Mapping {}
+// SAFETY: as above; `Mapping` hands out an address only.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Map the first `length` bytes. The file must have them: a store past its end raises `SIGBUS`.
+    pub(crate) fn new(file: &File, length: usize) -> io::Result<Self> {
+        // SAFETY: a fresh mapping at an address of the kernel's choice aliases no Rust object.
+        let address = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                length,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if address == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        NonNull::new(address.cast()).map(|start| Self { start, length }).ok_or_else(io::Error::last_os_error)
+    }
+
+    /// First byte of the mapping; page-aligned, valid for as long as `self` lives.
+    pub(crate) fn start(&self) -> NonNull<u8> {
+        self.start
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        // SAFETY: the range is the one that `mmap` returned, and nothing can refer to it after `self`.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };
+    }
+}

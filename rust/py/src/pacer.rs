@@ -1,0 +1,173 @@
+//! `Pacer`: the compiled base of `ocgpu.Pacer`, which adds what Python does better.
+
+use std::time::Duration;
+
+use ocgpu_core::{GpuKey, Place, Settings};
+use pyo3::prelude::*;
+
+use crate::error::to_python;
+
+/// Longest wait without a look at Python's signals, so that Ctrl-C works.
+const SLICE: Duration = Duration::from_millis(50);
+
+/// A process's place among the peers of one GPU; see `ocgpu.Pacer`.
+#[pyclass(subclass, frozen, module = "ocgpu._ocgpu")]
+pub(crate) struct Pacer {
+    joined: Option<ocgpu_core::Pacer>,
+    /// Why nothing was joined.
+    reason: Option<String>,
+    weight: f64,
+}
+
+#[pymethods]
+impl Pacer {
+    /// Join the peers of `gpu_key`; with None, register nothing and say `reason`.
+    #[new]
+    #[pyo3(signature = (gpu_key, reason, weight, name, gated))]
+    fn new(
+        py: Python<'_>,
+        gpu_key: Option<&str>,
+        reason: Option<String>,
+        weight: f64,
+        name: String,
+        gated: bool,
+    ) -> PyResult<Self> {
+        ocgpu_core::check_weight(weight).map_err(to_python)?;
+        let Some(gpu_key) = gpu_key else { return Ok(Self { joined: None, reason, weight }) };
+        let key = GpuKey::new(gpu_key).map_err(to_python)?;
+        let place = Place::from_env().map_err(to_python)?;
+        let settings = Settings { key, place, weight, name, gated };
+        let joined = py.detach(|| ocgpu_core::Pacer::join(settings)).map_err(to_python)?;
+        Ok(Self { joined: Some(joined), reason: None, weight })
+    }
+
+    /// Gate before a unit of GPU work, and end of the unit before it.
+    ///
+    /// Call it at the head of the loop, after the device was synchronised. The first step of a request returns at
+    /// once. Returns the seconds slept: 0.0 when alone.
+    fn step(&self, py: Python<'_>) -> PyResult<f64> {
+        let Some(pacer) = &self.joined else { return Ok(0.0) };
+        if pacer.arrive() == 0 {
+            return Ok(0.0);
+        }
+        let slept = wait_for_turn(py, pacer)?;
+        pacer.begin(u64::try_from(slept.as_micros()).unwrap_or(u64::MAX));
+        Ok(slept.as_secs_f64())
+    }
+
+    /// End the unit before, and say how many seconds to wait; for callers that wait by themselves. 0.0: the next unit
+    /// has begun.
+    fn _arrive(&self) -> f64 {
+        seconds(self.joined.as_ref().map_or(0, ocgpu_core::Pacer::arrive))
+    }
+
+    /// Seconds still to wait.
+    fn _look(&self) -> f64 {
+        seconds(self.joined.as_ref().map_or(0, ocgpu_core::Pacer::look))
+    }
+
+    /// The unit that had to wait begins, after `slept` seconds at the gate.
+    fn _begin(&self, slept: f64) {
+        if let Some(pacer) = &self.joined {
+            let slept = Duration::try_from_secs_f64(slept).unwrap_or_default();
+            pacer.begin(u64::try_from(slept.as_micros()).unwrap_or(u64::MAX));
+        }
+    }
+
+    /// The unit ended: the device is synchronised, and what follows (sampling, streaming) is not GPU work.
+    fn done(&self) {
+        if let Some(pacer) = &self.joined {
+            pacer.done();
+        }
+    }
+
+    fn _open_request(&self) {
+        if let Some(pacer) = &self.joined {
+            pacer.open_request();
+        }
+    }
+
+    fn _close_request(&self) {
+        if let Some(pacer) = &self.joined {
+            pacer.close_request();
+        }
+    }
+
+    /// For a process that cannot be paused: it works from True to False.
+    fn _mark(&self, active: bool) {
+        if let Some(pacer) = &self.joined {
+            pacer.mark(active);
+        }
+    }
+
+    /// Idle at once: the others get this peer's share now, not after 2 s of silence.
+    fn idle(&self) {
+        if let Some(pacer) = &self.joined {
+            pacer.idle();
+        }
+    }
+
+    /// Seconds left of this peer's window, `inf` when it need not share: size a prefill chunk by it.
+    fn remaining(&self) -> f64 {
+        self.joined.as_ref().and_then(ocgpu_core::Pacer::remaining_us).map_or(f64::INFINITY, seconds)
+    }
+
+    /// Relative claim on the compute, 0.001 to 1000; may be set while running.
+    #[getter]
+    fn weight(&self) -> f64 {
+        self.joined.as_ref().map_or(self.weight, ocgpu_core::Pacer::weight)
+    }
+
+    #[setter]
+    fn set_weight(&self, weight: f64) -> PyResult<()> {
+        match &self.joined {
+            Some(pacer) => pacer.set_weight(weight).map_err(to_python),
+            None => ocgpu_core::check_weight(weight).map_err(to_python),
+        }
+    }
+
+    /// Whether this process is registered and paced at present.
+    #[getter]
+    fn enabled(&self) -> bool {
+        self.joined.as_ref().is_some_and(|pacer| pacer.reason().is_none())
+    }
+
+    /// Why `enabled` is False; None when it is True.
+    #[getter]
+    fn reason(&self) -> Option<String> {
+        self.joined.as_ref().map_or_else(|| self.reason.clone(), ocgpu_core::Pacer::reason)
+    }
+
+    /// Its slot in the registry, 0 to 15; None when it has none.
+    #[getter]
+    fn slot(&self) -> Option<usize> {
+        self.joined.as_ref().and_then(ocgpu_core::Pacer::slot)
+    }
+
+    /// Leave the peers. Harmless when repeated; the pacer stays usable as one that never sleeps.
+    fn leave(&self, py: Python<'_>) {
+        if let Some(pacer) = &self.joined {
+            py.detach(|| pacer.leave());
+        }
+    }
+}
+
+impl Pacer {
+    /// Everybody of this GPU as this peer sees them; nobody while it is not joined.
+    pub(crate) fn look_around(&self) -> ocgpu_core::Snapshot {
+        self.joined.as_ref().map(ocgpu_core::Pacer::snapshot).unwrap_or_default()
+    }
+}
+
+fn seconds(us: u64) -> f64 {
+    Duration::from_micros(us).as_secs_f64()
+}
+
+/// Sleep until the window opens; the time slept.
+fn wait_for_turn(py: Python<'_>, pacer: &ocgpu_core::Pacer) -> PyResult<Duration> {
+    let started_us = ocgpu_core::monotonic_us();
+    while py.detach(|| pacer.wait(SLICE)) > 0 {
+        py.check_signals()?;
+    }
+    Ok(Duration::from_micros(ocgpu_core::monotonic_us().saturating_sub(started_us)))
+}

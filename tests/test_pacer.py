@@ -1,0 +1,428 @@
+"""`Pacer` and `peers` in one process."""
+
+import asyncio
+import logging
+import math
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+import ocgpu
+from ocgpu import ConfigError, NoGpuError, Pacer, RegistryUnavailableError
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("gpu_dir", "gpu_key")
+
+
+def test_alone_a_step_never_sleeps() -> None:
+    with Pacer() as pacer:
+        assert [pacer.step() for _ in range(1000)] == [0.0] * 1000
+
+
+def test_idle_peers_cost_nothing() -> None:
+    with Pacer() as pacer, Pacer(), Pacer():
+        assert [pacer.step() for _ in range(1000)] == [0.0] * 1000
+
+
+def test_beside_an_active_peer_a_step_sleeps_until_its_window() -> None:
+    with Pacer() as pacer, Pacer() as other:
+        other._open_request()
+        pacer.step()
+
+        slept = []
+        deadline = time.monotonic() + 0.3
+        while time.monotonic() < deadline:
+            slept.append(pacer.step())
+
+        # 1:1 is a period of 80 ms: in 0.3 s at least three windows of the other's pass.
+        assert sum(s > 0.0 for s in slept) >= 3
+        assert max(slept) < 0.4
+
+
+def test_the_first_step_of_a_request_returns_at_once() -> None:
+    with Pacer() as pacer, Pacer() as other:
+        other._open_request()
+
+        first = []
+        for _ in range(20):
+            with pacer.request():
+                first.append(pacer.step())
+
+        assert first == [0.0] * 20
+
+
+def test_the_end_of_a_request_is_seen_by_the_others_at_once() -> None:
+    with Pacer() as pacer, Pacer() as other:
+        with other.request():
+            assert [peer.active for peer in pacer.snapshot().peers] == [True]
+
+        assert [peer.active for peer in pacer.snapshot().peers] == [False]
+
+
+def test_two_seconds_of_silence_close_a_request() -> None:
+    with Pacer() as pacer, Pacer() as other:
+        other.step()
+        assert pacer.snapshot().peers[0].active
+
+        wait_until(lambda: not pacer.snapshot().peers[0].active, 20)
+
+
+def test_weight_changes_while_running() -> None:
+    with Pacer() as pacer, Pacer() as other, pacer.request(), other.request():
+        other.weight = 3.0
+
+        assert pacer.snapshot().peers[0].weight == 3.0
+        assert pacer.snapshot().peers[0].share == pytest.approx(0.75)
+        assert pacer.snapshot().self is not None
+
+
+def test_remaining_is_unlimited_alone_and_within_the_window_beside_others() -> None:
+    with Pacer() as pacer, Pacer() as other:
+        assert pacer.remaining() == math.inf
+
+        with other.request():
+            assert 0.0 <= pacer.remaining() <= 0.04
+
+
+def test_busy_is_the_time_between_step_and_done() -> None:
+    with Pacer() as pacer:
+        deadline = time.monotonic() + 2.5
+        while time.monotonic() < deadline:
+            pacer.step()
+            while time.monotonic() % 0.02 < 0.01:
+                pass
+            pacer.done()
+            wait_until(lambda: time.monotonic() % 0.02 < 0.01 or time.monotonic() > deadline)
+
+        own = pacer.snapshot().self
+        assert own is not None
+        assert 0.2 < own.busy < 0.8
+
+
+def test_a_peer_sees_names_weights_and_its_own_slot() -> None:
+    with Pacer(2.0, "chat") as pacer, Pacer(0.5, "train"):
+        snapshot = pacer.snapshot()
+
+        assert snapshot.self is not None
+        assert (snapshot.self.name, snapshot.self.pid) == ("chat", os.getpid())
+        assert [(peer.name, peer.weight, peer.slot) for peer in snapshot.peers] == [
+            ("train", 0.5, 1)
+        ]
+
+
+def test_to_json_has_the_seeds_schema() -> None:
+    with Pacer(2.0, "a") as pacer, Pacer(1.0, "b"), pacer.request():
+        document = pacer.snapshot().to_dict()
+
+    assert set(document) >= {"gpu_key", "self", "peers"}
+    seed = {"pid", "name", "weight", "share_pct", "busy_pct", "active"}
+    assert set(document["self"]) >= seed
+    assert set(document["peers"][0]) >= seed | {"heartbeat_age_ms"}
+    assert document["self"]["share_pct"] == 100.0
+
+
+def test_peers_looks_without_joining() -> None:
+    with Pacer(name="only"):
+        snapshot = ocgpu.peers()
+
+        assert snapshot.self is None
+        assert [peer.name for peer in snapshot.peers] == ["only"]
+        assert len(ocgpu.peers().peers) == 1
+
+
+def test_peers_of_a_gpu_that_nobody_used_creates_nothing(gpu_dir: Path) -> None:
+    assert ocgpu.peers("nobody").peers == []
+    assert list(gpu_dir.iterdir()) == []
+
+
+def test_the_seventeenth_peer_runs_unpaced_and_joins_when_a_slot_is_free() -> None:
+    sixteen = [Pacer() for _ in range(16)]
+    late = Pacer()
+    assert not late.enabled
+    assert "16 slots" in str(late.reason)
+    assert late.step() == 0.0
+
+    sixteen[3].leave()
+    wait_until(lambda: late.enabled, 10)
+
+    assert late.slot == 3
+    for pacer in (*sixteen, late):
+        pacer.leave()
+
+
+def test_leaving_twice_is_harmless_and_a_left_pacer_never_sleeps() -> None:
+    pacer = Pacer()
+    pacer.leave()
+    pacer.leave()
+
+    assert not pacer.enabled
+    assert pacer.step() == 0.0
+    assert ocgpu.peers().peers == []
+
+
+def test_a_dropped_pacer_leaves() -> None:
+    pacer = Pacer()
+    assert len(ocgpu.peers().peers) == 1
+
+    del pacer
+
+    assert ocgpu.peers().peers == []
+
+
+def test_ctrl_c_ends_a_wait_at_the_gate() -> None:
+    program = (
+        "import os, signal, threading\n"
+        "from ocgpu import Pacer\n"
+        "a, b = Pacer(weight=1000.0), Pacer(weight=0.001)\n"
+        "a._open_request(); b.step()\n"
+        "threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "try:\n"
+        "    while True: b.step()\n"
+        "except KeyboardInterrupt: print('interrupted')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=20
+    )
+
+    assert done.stdout == "interrupted\n"
+
+
+async def test_astep_waits_without_blocking_the_loop() -> None:
+    with Pacer() as pacer, Pacer() as other:
+        other._open_request()
+        await pacer.astep()
+        turns = 0
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0.001)
+                turns += 1
+
+        counter = asyncio.create_task(count())
+        waited = 0.0
+        while waited < 0.05:
+            waited += await pacer.astep()
+        counter.cancel()
+
+        assert turns >= 5
+
+
+def test_pace_steps_before_each_item_and_idles_at_the_end() -> None:
+    with Pacer() as pacer:
+        active = []
+        for _ in pacer.pace(range(3)):
+            own = pacer.snapshot().self
+            assert own is not None
+            active.append(own.active)
+
+        own = pacer.snapshot().self
+        assert own is not None
+        assert (active, own.active, own.steps) == ([True] * 3, False, 4)
+
+
+async def test_pace_iterates_asynchronously_too() -> None:
+    async def tokens() -> AsyncIterator[int]:
+        for token in range(3):
+            yield token
+
+    with Pacer() as pacer:
+        assert [token async for token in pacer.pace(tokens())] == [0, 1, 2]
+
+
+def test_pace_refuses_the_wrong_kind_of_loop() -> None:
+    async def tokens() -> AsyncIterator[int]:
+        yield 1
+
+    with Pacer() as pacer, pytest.raises(TypeError, match="async for"):
+        iter(pacer.pace(tokens()))
+
+
+def test_a_unit_steps_before_and_is_done_after() -> None:
+    with Pacer() as pacer:
+        with pacer.unit():
+            pass
+        with pytest.raises(RuntimeError), pacer.unit():
+            raise RuntimeError
+
+        own = pacer.snapshot().self
+        assert own is not None
+        assert own.steps == 2
+
+
+def test_threads_share_a_pacer() -> None:
+    with Pacer() as pacer, Pacer() as other:
+        other._open_request()
+        threads = [
+            threading.Thread(target=lambda: [pacer.step() for _ in range(50)]) for _ in range(4)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+
+        own = pacer.snapshot().self
+        assert own is not None
+        assert own.steps == 200
+
+
+def test_a_forked_child_has_left_and_does_not_disturb_its_parent() -> None:
+    program = (
+        "import os\n"
+        "from ocgpu import Pacer, peers\n"
+        "parent = Pacer(name='parent')\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    ok = parent.step() == 0.0 and not parent.enabled and 'forked' in parent.reason\n"
+        "    parent.leave()\n"
+        "    own = Pacer(name='child')\n"
+        "    names = {peer.name for peer in peers().peers}\n"
+        "    del parent\n"
+        "    os._exit(0 if ok and names == {'parent', 'child'} else 1)\n"
+        "status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
+        "print(status, [peer.name for peer in peers().peers if peer.alive], parent.enabled)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=20
+    )
+
+    assert done.stdout == "0 ['parent'] True\n", done.stderr
+
+
+def test_joining_logs_the_boot_line(caplog: pytest.LogCaptureFixture, gpu_key: str) -> None:
+    with Pacer(), caplog.at_level(logging.INFO, "ocgpu"), Pacer(1.5):
+        pass
+
+    line = f"gpu-share: joined /opencoti-gpu-{gpu_key} slot 1 (weight 1.5, 1 peers alive)"
+    assert caplog.messages == [line]
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, math.nan, math.inf, 1001.0, 0.0009])
+def test_an_illegal_weight_is_refused(weight: float) -> None:
+    with pytest.raises(ConfigError, match=r"invalid `weight`: .*; use a number from 0.001 to 1000"):
+        Pacer(weight)
+    with Pacer() as pacer, pytest.raises(ConfigError, match="invalid `weight`"):
+        pacer.weight = weight
+
+
+@pytest.mark.parametrize("key", ["", "../x", "a b", "k" * 65, "é"])
+def test_an_illegal_key_is_refused(key: str) -> None:
+    with pytest.raises(ConfigError, match="invalid `gpu`"):
+        Pacer(gpu=key)
+    with pytest.raises(ConfigError, match="invalid `gpu`"):
+        ocgpu.peers(key)
+
+
+@pytest.mark.parametrize("schedule", ["turn", "", "GRID"])
+def test_an_unknown_schedule_is_refused(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="invalid `schedule`"):
+        Pacer(schedule=schedule)
+    monkeypatch.setenv("OCGPU_SCHEDULE", schedule or "x")
+    with pytest.raises(ConfigError, match="invalid `OCGPU_SCHEDULE`"):
+        Pacer()
+
+
+@pytest.mark.parametrize(("name", "value"), [("OCGPU_DIR", "relative"), ("OCGPU_SHARE", "all")])
+def test_an_illegal_variable_is_refused(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, value)
+
+    with pytest.raises(ConfigError, match=f"invalid `{name}`: {value}"):
+        Pacer()
+
+
+def test_without_a_gpu_a_pacer_registers_nothing(
+    monkeypatch: pytest.MonkeyPatch, gpu_dir: Path
+) -> None:
+    monkeypatch.delenv("OCGPU_GPU_KEY")
+    monkeypatch.setattr("ocgpu.pacer.resolve_key", _no_gpu)
+
+    pacer = Pacer()
+
+    assert (pacer.enabled, pacer.reason, pacer.step()) == (False, "no GPU here", 0.0)
+    assert pacer.snapshot().to_dict()["gpu_key"] is None
+    assert list(gpu_dir.iterdir()) == []
+    with pytest.raises(NoGpuError):
+        Pacer(strict=True)
+
+
+def test_an_unusable_directory_disables_the_pacer_and_names_the_remedy(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OCGPU_DIR", str(tmp_path / "absent"))
+
+    pacer = Pacer()
+
+    assert not pacer.enabled
+    assert "OCGPU_DIR" in str(pacer.reason)
+    assert pacer.step() == 0.0
+    assert len(caplog.records) == 1
+    with pytest.raises(RegistryUnavailableError, match="OCGPU_DIR"):
+        Pacer(strict=True)
+
+
+@pytest.mark.parametrize(
+    "content", [b"x", b"\xff" * 4096, b"OCGPU\0\0\0\x02\0\0\0\x10\0\0\0" + bytes(4080)]
+)
+def test_foreign_bytes_behind_the_name_are_refused_and_left_alone(
+    gpu_dir: Path, gpu_key: str, content: bytes
+) -> None:
+    file = gpu_dir / f"opencoti-gpu-{gpu_key}"
+    file.write_bytes(content)
+
+    with pytest.raises(RegistryUnavailableError):
+        Pacer(strict=True)
+
+    assert file.read_bytes() == content
+
+
+def test_a_symbolic_link_behind_the_name_is_refused(gpu_dir: Path) -> None:
+    with Pacer():
+        pass
+    segment = next(gpu_dir.glob("*.sem"))
+    segment.unlink()
+    segment.symlink_to(gpu_dir / "elsewhere")
+
+    with pytest.raises(RegistryUnavailableError, match="symbolic link"):
+        Pacer(strict=True)
+
+    assert not (gpu_dir / "elsewhere").exists()
+
+
+def test_an_unlinked_segment_heals_within_a_few_beats(gpu_dir: Path) -> None:
+    with Pacer(name="a") as a, Pacer(name="b") as b:
+        for file in gpu_dir.iterdir():
+            file.unlink()
+
+        wait_until(lambda: {peer.name for peer in ocgpu.peers().peers} == {"a", "b"}, 10)
+        wait_until(lambda: a.enabled and b.enabled, 10)
+        assert [peer.name for peer in a.snapshot().peers] == ["b"]
+
+
+def test_a_private_registry_has_mode_0600(monkeypatch: pytest.MonkeyPatch, gpu_dir: Path) -> None:
+    monkeypatch.setenv("OCGPU_SHARE", "user")
+    with Pacer():
+        modes = {file.stat().st_mode & 0o777 for file in gpu_dir.iterdir()}
+
+    assert modes == {0o600}
+
+
+def test_an_ungated_process_is_seen_at_work_until_it_says_otherwise() -> None:
+    with Pacer() as pacer, Pacer(name="serve", _gated=False) as serve:
+        serve._mark(True)
+        serve._mark(True)
+        states = [peer.state for peer in pacer.snapshot().peers]
+        serve._mark(False)
+
+        assert (states, [peer.state for peer in pacer.snapshot().peers]) == (["ungated"], ["idle"])
+
+
+def _no_gpu(_gpu: object) -> str:
+    raise NoGpuError("no GPU here")
