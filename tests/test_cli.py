@@ -1,43 +1,22 @@
 import json
 import os
+import re
 import subprocess
 import sys
-from io import BytesIO, StringIO, TextIOWrapper
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType
+from urllib.request import urlopen
 
 import pytest
 
 import ocgpu
-from ocgpu.cli import main
+from ocgpu.cli import main, make_parser
 from ocgpu.errors import ConfigError, LeaseBusyError, LeaseTimeoutError, NoGpuError
 from ocgpu.settings import Settings, describe
 from tests.processes import Processes
+from tests.waiting import wait_until
 
 HELP = Path(__file__).parent / "data" / "help"
-HOSTILE = "[red]x[/]\x1b[2J\nroot"
-PEERS = [
-    SimpleNamespace(
-        pid=4711,
-        name="chat",
-        weight=2.0,
-        share=2 / 3,
-        busy=0.31,
-        state="running",
-        heartbeat_age_ms=212,
-        slot=0,
-    ),
-    SimpleNamespace(
-        pid=12,
-        name=HOSTILE,
-        weight=1.5,
-        share=1 / 3,
-        busy=0.0,
-        state="idle",
-        heartbeat_age_ms=3,
-        slot=15,
-    ),
-]
 
 
 @pytest.fixture(autouse=True)
@@ -48,33 +27,12 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
 
 
-@pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """What `ocgpu.peers` answers; `asked` is the GPU that it was asked about."""
-    state = SimpleNamespace(peers=PEERS, asked=None)
-
-    def peers(gpu: object = None) -> SimpleNamespace:
-        state.asked = gpu
-        text = json.dumps({"gpu_key": gpu, "self": None, "peers": []})
-        return SimpleNamespace(
-            gpu_key=gpu, schedule="grid", peers=state.peers, to_json=lambda: text
-        )
-
-    monkeypatch.setattr(ocgpu, "peers", peers)
-    return state
-
-
-class Terminal(StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
 def words(text: str) -> str:
     """Text without its line breaks: versions of Python wrap usage lines differently."""
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize("command", ["", "peers", "check"])
+@pytest.mark.parametrize("command", ["", "serve", "demo", "peers", "run", "lease", "check"])
 def test_help_is_the_saved_text(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Made by `COLUMNS=80 NO_COLOR=1 ocgpu COMMAND --help >tests/data/help/COMMAND.txt`."""
     with pytest.raises(SystemExit) as caught:
@@ -85,15 +43,18 @@ def test_help_is_the_saved_text(command: str, capsys: pytest.CaptureFixture[str]
     assert words(capsys.readouterr().out) == words(saved)
 
 
-def test_help_names_the_true_defaults_of_the_settings() -> None:
-    saved = words((HELP / "check.txt").read_text(encoding="utf-8"))
+def test_help_names_the_true_defaults_of_serve() -> None:
+    saved = words((HELP / "serve.txt").read_text(encoding="utf-8"))
 
     for name, text in list(describe(Settings()))[:5]:
         assert f"{name} (default: {text})" in saved
     assert f"(default: {Settings().gpu_share_weight})" in saved
 
 
-def test_every_command_takes_a_gpu() -> None:
+def test_every_command_has_a_saved_help_and_takes_a_gpu() -> None:
+    listed = re.findall(r"^    ([a-z]+) ", make_parser().format_help(), re.MULTILINE)
+
+    assert sorted(path.stem for path in HELP.iterdir()) == sorted([*listed, "ocgpu"])
     for path in HELP.iterdir():
         assert path.stem == "ocgpu" or "--gpu GPU" in path.read_text(encoding="utf-8")
 
@@ -135,11 +96,11 @@ def test_no_command_is_a_usage_error_that_lists_them(capsys: pytest.CaptureFixtu
 
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert "peers" in captured.err
+    assert "serve" in captured.err
 
 
 @pytest.mark.parametrize(
-    "argv", [["unknown"], ["peers", "--gpu"], ["check", "--port", "1"], ["peers", "extra"]]
+    "argv", [["unknown"], ["peers", "--gpu"], ["serve", "--port", "1"], ["run"], ["lease", "extra"]]
 )
 def test_illegal_arguments_are_a_usage_error(
     argv: list[str], capsys: pytest.CaptureFixture[str]
@@ -151,7 +112,7 @@ def test_illegal_arguments_are_a_usage_error(
     assert capsys.readouterr().err.startswith("usage: ocgpu")
 
 
-@pytest.mark.parametrize("argv", [["peers"], ["check"]])
+@pytest.mark.parametrize("argv", [["peers"], ["lease"], ["serve"], ["check"]])
 def test_an_illegal_gpu_is_a_usage_error(
     argv: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -247,82 +208,40 @@ def test_check_names_every_problem_on_a_line_and_fails(
     ]
 
 
-def test_peers_are_plain_columns_without_a_terminal(
-    registry: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+def test_serve_runs_by_flags_over_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Settings] = []
+    module = ModuleType("ocgpu.server.serve")
+    module.run = lambda settings: seen.append(settings) or 7  # type: ignore[attr-defined,func-returns-value]
+    monkeypatch.setitem(sys.modules, "ocgpu.server.serve", module)
+    monkeypatch.setenv("GPU_SHARE_WEIGHT", "3")
+    monkeypatch.setenv("OLLAMA_URL", "http://elsewhere")
+    flags = ["--gpu-share-weight", "0.5", "--listen-ollama", "127.0.0.1:0", "--gpu", "card"]
+    flags += ["--listen-comfy", "127.0.0.1:0", "--listen-admin", "off", "--comfy-url", "http://c"]
+
+    assert main(["serve", *flags]) == 7
+
+    (settings,) = seen
+    assert settings.gpu_share_weight == 0.5
+    assert settings.ollama_url == "http://elsewhere"
+    assert settings.comfy_url == "http://c"
+    assert settings.listen_admin is None
+    assert settings.gpu_key == "card"
+
+
+def test_serve_listens_by_its_flags_and_ends_on_sigterm(
+    processes: Processes, tmp_path: Path
 ) -> None:
-    assert main(["peers", "--gpu", "card"]) == 0
-
-    assert capsys.readouterr().out == (
-        "gpu card: 2 peers, schedule grid\n"
-        "PID   WEIGHT  SHARE  BUSY   STATE    HEARTBEAT  SLOT  NAME\n"
-        "4711  2       66.7%  31.0%  running  212ms      0     chat\n"
-        "12    1.5     33.3%  0.0%   idle     3ms        15    [red]x[/]\\x1b[2J\\nroot\n"
-    )
-
-
-def test_names_are_shown_as_they_are_on_a_terminal(
-    registry: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "stdout", Terminal())
-    monkeypatch.setenv("COLUMNS", "120")
-
-    assert main(["peers", "--gpu", "card"]) == 0
-
-    out = sys.stdout.getvalue()  # type: ignore[attr-defined]
-    assert r"[red]x[/]\x1b[2J\nroot" in out
-    assert "\x1b[2J" not in out
-    assert "66.7%" in out
-
-
-def test_a_name_in_letters_that_stdout_has_not_is_escaped(
-    registry: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    registry.peers = [SimpleNamespace(**(vars(PEERS[0]) | {"name": "Grüße"}))]
-    stdout = TextIOWrapper(BytesIO(), encoding="ascii")
-    monkeypatch.setattr(sys, "stdout", stdout)
-
-    assert main(["peers", "--gpu", "card"]) == 0
-
-    assert stdout.buffer.getvalue().endswith(rb"Gr\xfc\xdfe" + b"\n")  # type: ignore[attr-defined]
-
-
-def test_a_real_peer_is_listed_by_a_real_command(processes: Processes, tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with ocgpu.Pacer(weight=2.0, name="chat [b]"):
-        command = [sys.executable, "-m", "ocgpu", "peers"]
-        plain = processes.start(command, log=log)
-        assert plain.wait(timeout=10) == 0
-        title, _, row = log.read_text().splitlines()
+    flags = ["--listen-ollama", "127.0.0.1:0", "--listen-admin", "127.0.0.1:0", "--comfy-url", ""]
+    command = [sys.executable, "-m", "ocgpu", "serve", *flags, "--ollama-url", "http://127.0.0.1:9"]
+    server = processes.start(command, log=log)
 
-        assert processes.start([*command, "--json"], log=log).wait(timeout=10) == 0
-        answer = json.loads(log.read_text())
+    wait_until(lambda: "control plane: http://127.0.0.1:" in log.read_text(), what="listeners")
+    (url,) = re.findall(r"clients of ollama: (http://127\.0\.0\.1:[0-9]+)", log.read_text())
+    with urlopen(f"{url}/healthz", timeout=10) as response:  # noqa: S310
+        state = json.load(response)["state"]
+    server.terminate()
 
-    key = os.environ["OCGPU_GPU_KEY"]
-    assert title == f"gpu {key}: 1 peer, schedule grid"
-    assert row.split()[:5] == [str(os.getpid()), "2", "0.0%", "0.0%", "idle"]
-    assert row.endswith("  chat [b]")
-    assert (answer["gpu_key"], answer["self"]) == (key, None)
-    assert [peer["pid"] for peer in answer["peers"]] == [os.getpid()]
-
-
-def test_no_peers_is_said_in_one_line(
-    registry: SimpleNamespace, capsys: pytest.CaptureFixture[str]
-) -> None:
-    registry.peers = []
-
-    assert main(["peers", "--gpu", "card"]) == 0
-
-    assert capsys.readouterr().out == "gpu card: no peers, schedule grid\n"
-
-
-def test_peers_as_json_is_what_the_library_says(
-    registry: SimpleNamespace,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setenv("OCGPU_GPU_KEY", "pretend")
-
-    assert main(["peers", "--json"]) == 0
-
-    assert json.loads(capsys.readouterr().out) == {"gpu_key": "pretend", "self": None, "peers": []}
-    assert registry.asked == "pretend"
+    assert server.wait(timeout=10) == 0
+    assert state == "idle"
+    assert "comfyui: http" not in log.read_text()

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import ocgpu
-from ocgpu.device import resolve_key
+import ocgpu.run
+from ocgpu.device import gpu_argument, resolve_key
 from ocgpu.errors import ConfigError, LeaseBusyError, LeaseTimeoutError, OcgpuError
-from ocgpu.tables import peers_table, show
+from ocgpu.tables import lease_table, peers_table, show
 
 if TYPE_CHECKING:
     from ocgpu.settings import Settings
@@ -90,13 +91,19 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="ocgpu",
         description="Let the processes of one machine share one GPU.",
-        epilog="`ocgpu COMMAND --help` explains a command.",
+        epilog="`ocgpu COMMAND --help` explains a command; `ocgpu demo` needs no GPU.",
     )
     parser.add_argument("--version", action="version", version=f"ocgpu {ocgpu.__version__}")
     parser.set_defaults(command=None)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+    serve = _add(commands, "serve", _serve, "arbitrate the GPU between Ollama and ComfyUI")
+    _add_settings(serve)
+    _add(commands, "demo", _demo, "show ocgpu at work with simulated engines; needs no GPU")
     peers = _add(commands, "peers", _peers, "show who shares the compute of the GPU")
     _add_json(peers)
+    ocgpu.run.add_parser(commands)
+    lease = _add(commands, "lease", _lease, "show who holds the lease of the GPU and who waits")
+    _add_json(lease)
     check = _add(commands, "check", _check, "check the settings of serve and print them")
     _add_settings(check)
     return parser
@@ -111,7 +118,7 @@ def _add(
     parser: argparse.ArgumentParser = commands.add_parser(name, help=text, description=f"{text}.")
     parser.add_argument(
         "--gpu",
-        type=_gpu,
+        type=gpu_argument,
         metavar="GPU",
         help="a key or any agreed name, or the number of a device (default: OCGPU_GPU_KEY, else 0)",
     )
@@ -137,11 +144,6 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, metavar=kind, help=f"{name} (default: {default})")
 
 
-def _gpu(text: str) -> str | int:
-    """Tell the number of a device from a name: no driver names a device by digits alone."""
-    return int(text) if text.isascii() and text.isdigit() else text
-
-
 def _settings(arguments: argparse.Namespace) -> "Settings":
     from ocgpu.settings import load_settings, near_misses
 
@@ -154,6 +156,13 @@ def _settings(arguments: argparse.Namespace) -> "Settings":
     return load_settings(os.environ, config=arguments.config, overrides=overrides)
 
 
+def _serve(arguments: argparse.Namespace) -> int:
+    settings = _settings(arguments)
+    from ocgpu.server.serve import run
+
+    return run(settings)
+
+
 def _check(arguments: argparse.Namespace) -> int:
     settings = _settings(arguments)
     from ocgpu.settings import describe
@@ -163,10 +172,26 @@ def _check(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _demo(arguments: argparse.Namespace) -> int:
+    from ocgpu.demo import run
+
+    return run(gpu=arguments.gpu)
+
+
 def _peers(arguments: argparse.Namespace) -> int:
     snapshot = ocgpu.peers(resolve_key(arguments.gpu))
     if arguments.json:
         sys.stdout.write(f"{snapshot.to_json()}\n")
     else:
         show(peers_table(snapshot))
+    return 0
+
+
+def _lease(arguments: argparse.Namespace) -> int:
+    key = resolve_key(arguments.gpu)
+    status = ocgpu.lease_status(key)
+    if arguments.json:
+        sys.stdout.write(f"{status.to_json()}\n")
+    else:
+        show(lease_table(key, status))
     return 0

@@ -25,7 +25,7 @@ from typing import Any, Final, TypeVar
 from ocgpu.errors import ConfigError, NoGpuError
 from ocgpu.text import printable
 
-__all__ = ["Gpu", "gpu_key", "gpus", "resolve_key", "visible"]
+__all__ = ["Gpu", "gpu_argument", "gpu_key", "gpus", "resolve_key", "visible"]
 
 T = TypeVar("T")
 
@@ -111,6 +111,11 @@ def resolve_key(gpu: str | int | None = None) -> str:
     if isinstance(gpu, bool) or not isinstance(gpu, int) or gpu < 0:
         raise ConfigError(f"invalid `gpu`: {gpu!r}; use a device number or {_KEY_FORM}")
     return gpu_key(gpu)
+
+
+def gpu_argument(text: str) -> str | int:
+    """Read `--gpu`: digits are the number of a device; no driver names one by digits alone."""
+    return int(text) if text.isascii() and text.isdigit() else text
 
 
 def visible(order: str | None, uuids: Sequence[str | None]) -> list[int | str]:

@@ -1,18 +1,21 @@
-"""The peers of a GPU as rows for a person: framed on a terminal, plain elsewhere.
+"""The peers and the lease of a GPU as rows for a person: framed on a terminal, plain elsewhere.
 
-Names are what other processes wrote about themselves, so each is made printable first.
+Names and reasons are what other processes wrote about themselves, so each is made printable first.
 """
 
 import sys
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
+from ocgpu.durations import format_duration
 from ocgpu.text import printable
 
 if TYPE_CHECKING:
+    from ocgpu._ocgpu import LeaseStatus
     from ocgpu.snapshot import Snapshot
 
-__all__ = ["Table", "peers_table", "show"]
+__all__ = ["Table", "lease_table", "peers_table", "show"]
 
 
 class Table(NamedTuple):
@@ -44,6 +47,38 @@ def peers_table(snapshot: "Snapshot") -> Table:
         ("PID", "WEIGHT", "SHARE", "BUSY", "STATE", "HEARTBEAT", "SLOT", "NAME"),
         rows,
     )
+
+
+def lease_table(gpu_key: str, status: "LeaseStatus", *, now: float | None = None) -> Table:
+    """Describe who holds a lease and who waits for it, with ages up to `now`, Unix seconds."""
+    moment = time.time() if now is None else now
+    parties = [("holder", party) for party in status.holders]
+    parties += [("waiter", party) for party in status.waiters]
+    rows = [
+        (
+            role,
+            _known(party.pid),
+            _known(party.mode),
+            _age(party.since, moment),
+            _known(party.name),
+            _known(party.reason),
+        )
+        for role, party in parties
+    ]
+    return Table(
+        f"gpu {printable(gpu_key)}: lease {f'held, {status.mode}' if status.held else 'free'}",
+        ("ROLE", "PID", "MODE", "FOR", "NAME", "REASON"),
+        rows,
+    )
+
+
+def _known(value: str | int | None) -> str:
+    return "?" if value is None else printable(str(value))
+
+
+def _age(since: float | None, now: float) -> str:
+    # Another process's clock may be a little ahead of the moment at which we asked.
+    return "?" if since is None else format_duration(max(0.0, round(now - since)))
 
 
 def show(table: Table) -> None:

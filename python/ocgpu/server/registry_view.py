@@ -1,23 +1,19 @@
 """Serve's place in the registry, and what it sees there.
 
 Serve is an ungated peer: pacers of other processes leave it its share although it cannot be paused
-itself. Without a GPU, without a segment, or without the pacer in this build, serve runs on and says
-why: the proxy may well run on another host than the card.
+itself. Without a GPU or without a usable segment serve runs on and says why: the proxy may well run
+on another host than the card.
 """
 
-import json
-import logging
 from collections.abc import Mapping
 from typing import Any, Final
 
-import ocgpu
-from ocgpu.errors import OcgpuError
+from ocgpu.pacer import Pacer
 from ocgpu.server.arbiter import State
 from ocgpu.server.metrics import Sample, family
 
 __all__ = ["RegistryView", "peer_series"]
 
-logger: Final = logging.getLogger("ocgpu.server")
 _NAME: Final = "ocgpu-serve"
 
 
@@ -27,50 +23,34 @@ class RegistryView:
     Args:
         weight: Our weight among the peers.
         gpu_key: Name of the GPU; "" asks the driver.
+
+    Raises:
+        ConfigError: A variable of the library is outside its legal form.
     """
 
     def __init__(self, weight: float, gpu_key: str) -> None:
-        self.reason: str | None = None
-        self._pacer: Any = None
-        # The pacer is looked up by name: this module works whether the build has one or not.
-        pacer_class = getattr(ocgpu, "Pacer", None)
-        if pacer_class is None:
-            self.reason = "this build has no pacer"
-            return
-        try:
-            pacer = pacer_class(weight=weight, name=_NAME, gpu=gpu_key or None)
-        except (OcgpuError, OSError) as error:
-            self.reason = str(error)
-            logger.warning("registry: not joined: %s", error)
-            return
-        if pacer.enabled:
-            self._pacer = pacer
-        else:
-            self.reason = str(pacer.reason)
-            logger.info("registry: not joined: %s", self.reason)
+        self._pacer = Pacer(weight=weight, name=_NAME, gpu=gpu_key or None, _gated=False)
 
     @property
     def enabled(self) -> bool:
         """Whether we are a peer."""
-        return self._pacer is not None
+        return self._pacer.enabled
+
+    @property
+    def reason(self) -> str | None:
+        """Why we are not a peer; None when we are."""
+        return self._pacer.reason
 
     def follow(self, state: State) -> None:
         """Be active while the lock is not idle."""
-        if self._pacer is not None:
-            self._pacer._mark(state is not State.IDLE)  # ungated presence, no API
+        self._pacer._mark(state is not State.IDLE)
 
     def snapshot(self) -> dict[str, Any]:
         """Give the seed's `/gpu/peers` document with our keys."""
-        if self._pacer is None:
-            return {
-                "gpu_key": None,
-                "self": None,
-                "peers": [],
-                "enabled": False,
-                "reason": self.reason,
-            }
-        document: dict[str, Any] = json.loads(self._pacer.snapshot().to_json())
-        return {**document, "enabled": True}
+        if self.enabled:
+            return {**self._pacer.snapshot().to_dict(), "enabled": True}
+        empty: dict[str, Any] = {"gpu_key": None, "self": None, "peers": []}
+        return {**empty, "enabled": False, "reason": self.reason}
 
     def gpu_share(self) -> dict[str, Any]:
         """Give the `opencoti.gpu_share` block of `/props`."""
@@ -79,9 +59,7 @@ class RegistryView:
 
     def close(self) -> None:
         """Leave the registry."""
-        pacer, self._pacer = self._pacer, None
-        if pacer is not None:
-            pacer.leave()
+        self._pacer.leave()
 
 
 def peer_series(document: Mapping[str, Any]) -> str:

@@ -108,17 +108,17 @@ async def serve(
         0 after a drain, 1 when a listener could not start or failed.
 
     Raises:
+        ConfigError: A variable of the library (`OCGPU_…`) is outside its legal form.
         StuckError: A listener's thread did not end.
     """
-    sockets: dict[str, socket.socket] = {}
+    registry = RegistryView(settings.gpu_share_weight, settings.gpu_key)
     try:
-        _bind_all(settings, sockets)
+        sockets = _bind_all(settings)
     except OSError:
-        for listener in sockets.values():
-            listener.close()
+        registry.close()
         return 1
     bound = Bound(*(_url(sockets.get(name)) for name in ("ollama", "comfy", "admin")))
-    server = _Server(settings)
+    server = _Server(settings, registry)
     try:
         return await server.serve(sockets, bound, ready, stop or asyncio.Event())
     finally:
@@ -144,32 +144,34 @@ async def _run_until_signal(settings: Settings) -> int:
     return await serve(settings, stop=stop)
 
 
-def _bind_all(settings: Settings, sockets: dict[str, socket.socket]) -> None:
+def _bind_all(settings: Settings) -> dict[str, socket.socket]:
     """Bind all listeners that are on.
 
     Raises:
-        OSError: One could not be bound; it was logged.
+        OSError: One could not be bound; it was logged, and the others are closed again.
     """
     wanted: dict[str, tuple[str, Listen | None]] = {
         "ollama": ("LISTEN_OLLAMA", settings.listen_ollama if settings.ollama_url else None),
         "comfy": ("LISTEN_COMFY", settings.listen_comfy if settings.comfy_url else None),
         "admin": ("LISTEN_ADMIN", settings.listen_admin),
     }
+    sockets: dict[str, socket.socket] = {}
     for name, (variable, listen) in wanted.items():
         if listen is None:
             continue
         try:
             sockets[name] = bind(listen.host, listen.port)
         except OSError as error:
-            remedy = f"stop what listens there or set `{variable}`"
-            if error.errno != errno.EADDRINUSE:
-                remedy = f"correct `{variable}`"
-            where = f"[{listen.host}]:{listen.port}" if ":" in listen.host else f"{listen.host}"
-            where = where if ":" in listen.host else f"{where}:{listen.port}"
-            logger.error(  # noqa: TRY400  # a person needs the message, not the trace
-                "cannot listen on %s: %s; %s", where, os.strerror(error.errno or 0).lower(), remedy
+            taken = error.errno == errno.EADDRINUSE
+            remedy = (
+                f"stop what listens there or set `{variable}`" if taken else f"set `{variable}`"
             )
+            reason = os.strerror(error.errno or 0).lower()
+            logger.error("cannot listen on %s: %s; %s", listen, reason, remedy)  # noqa: TRY400
+            for listener in sockets.values():
+                listener.close()
             raise
+    return sockets
 
 
 def _url(listener: socket.socket | None) -> str | None:
@@ -179,13 +181,13 @@ def _url(listener: socket.socket | None) -> str | None:
 class _Server:
     """All parts of one `ocgpu serve`, wired. To be made inside the running loop."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, registry: RegistryView) -> None:
         self._settings = settings
+        self._registry = registry
         self._requests = Requests()
         self._closers: list[Callable[[], Awaitable[None]]] = []
         self._tasks: set[asyncio.Task[Any]] = set()
         self._metrics = Metrics()
-        self._registry = RegistryView(settings.gpu_share_weight, settings.gpu_key)
         self._admission = Admission(
             Arbiter(settings.image_batch),
             self._metrics,

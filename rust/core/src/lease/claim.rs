@@ -1,6 +1,5 @@
 //! This process's part of a lease: free, waiting or held, and what turns one into another.
 
-use std::hash::{BuildHasher, RandomState};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -143,8 +142,9 @@ pub(super) fn take_files(state: &mut State, spot: &Spot) -> Result<Option<Files>
 pub(super) fn template(options: &LeaseOptions, pid: u32, name: &str) -> RecordTemplate {
     let identity = sys::process_identity();
     RecordTemplate::new(&RecordFields {
-        token: RandomState::new().hash_one(pid),
+        token: sys::random_u64(),
         pid,
+        lock_pid: identity.pid,
         pid_namespace: identity.pid_namespace,
         uid: identity.uid,
         name,

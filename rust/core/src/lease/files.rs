@@ -54,9 +54,7 @@ impl Files {
         // the state byte is free before the lease is, and the next holder finds it so.
         let lock = open_lock(spot).map_err(|error| unusable(&spot.lock, &error))?;
         let identity = Identity::of(&lock).map_err(|error| unusable(&spot.lock, &error))?;
-        let gate = sys::open_or_create(&spot.gate, spot.permissions)
-            .ok()
-            .map(|opened| ProcessFile::new(opened.file));
+        let gate = sys::open_or_create(&spot.gate, spot.permissions).ok().map(ProcessFile::new);
         Ok(Self { lock: ProcessFile::new(lock), gate, identity, lent: false })
     }
 
@@ -159,11 +157,10 @@ impl Look {
 /// flock(2) needs no right to write: another user's file of mode 0644 (gpulease's) is locked all the same.
 fn open_lock(spot: &Spot) -> io::Result<File> {
     match sys::open_or_create(&spot.lock, spot.permissions) {
-        Ok(opened) => Ok(opened.file),
         Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
             sys::open_existing(&spot.lock)?.ok_or(error)
         }
-        Err(error) => Err(error),
+        opened => opened,
     }
 }
 

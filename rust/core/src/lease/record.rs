@@ -7,6 +7,7 @@
 use serde_json::Value;
 
 use super::LeaseMode;
+use crate::json::escape_into;
 
 /// Bytes of a record: a page would do as well, but one sector is enough for every field.
 pub(super) const RECORD_BYTES: usize = 512;
@@ -28,6 +29,8 @@ pub(super) struct RecordTemplate {
 pub(super) struct RecordFields<'a> {
     pub(super) token: u64,
     pub(super) pid: u32,
+    /// The process that took the lock, which `/proc/locks` names.
+    pub(super) lock_pid: u32,
     pub(super) pid_namespace: u64,
     pub(super) uid: u32,
     pub(super) name: &'a str,
@@ -37,10 +40,10 @@ pub(super) struct RecordFields<'a> {
 
 impl RecordTemplate {
     pub(super) fn new(fields: &RecordFields<'_>) -> Self {
-        let RecordFields { token, pid, pid_namespace, uid, name, mode, reason } = fields;
+        let RecordFields { token, pid, lock_pid, pid_namespace, uid, name, mode, reason } = fields;
         let name = json_text(name, NAME_BYTES_MAX);
         let mut head = format!(
-            "{pid}\n{{\"token\":\"{token:016x}\",\"pid\":{pid},\"pidns\":{pid_namespace},\"uid\":{uid},\
+            "{pid}\n{{\"token\":\"{token:016x}\",\"pid\":{pid},\"lock_pid\":{lock_pid},\"pidns\":{pid_namespace},\"uid\":{uid},\
              \"name\":{name},\"mode\":\"{}\"",
             mode.as_str()
         );
@@ -67,6 +70,7 @@ impl RecordTemplate {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Record {
     pub(super) pid: Option<u32>,
+    pub(super) lock_pid: Option<u32>,
     pub(super) pid_namespace: Option<u64>,
     pub(super) name: Option<String>,
     pub(super) reason: Option<String>,
@@ -93,6 +97,7 @@ impl Record {
         let text =
             |key: &str, max| fields.get(key).and_then(Value::as_str).map(|value| cut(value, max).to_owned());
         Self {
+            lock_pid: fields.get("lock_pid").and_then(Value::as_u64).and_then(|pid| pid.try_into().ok()),
             pid_namespace: fields.get("pidns").and_then(Value::as_u64),
             name: text("name", NAME_BYTES_MAX),
             reason: text("reason", REASON_BYTES_MAX),
@@ -116,7 +121,8 @@ fn cut(text: &str, max: usize) -> &str {
 fn json_text(text: &str, max: usize) -> String {
     let mut length = text.len().min(max);
     loop {
-        let json = Value::from(cut(text, length)).to_string();
+        let mut json = String::new();
+        escape_into(&mut json, cut(text, length));
         if json.len() <= max || length == 0 {
             return json;
         }
@@ -133,6 +139,7 @@ mod tests {
         RecordFields {
             token: u64::MAX,
             pid: u32::MAX,
+            lock_pid: u32::MAX,
             pid_namespace: u64::MAX,
             uid: u32::MAX,
             name,

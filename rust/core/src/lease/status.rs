@@ -2,12 +2,11 @@
 
 use std::fmt;
 
-use serde_json::Value;
-
 use super::LeaseMode;
 use super::files::{Look, Spot};
 use super::record::Record;
 use crate::error::Result;
+use crate::json::Object;
 use crate::sys::{self, LockLine};
 
 /// A process that holds or waits; what is not known is `None`.
@@ -59,26 +58,34 @@ impl LeaseStatus {
     /// One JSON object: `held`, `mode`, `holders`, `waiters`, each party with all of its fields.
     #[must_use]
     pub fn to_json(&self) -> String {
-        let list = |parties: &[LeaseParty]| parties.iter().map(party_json).collect::<Vec<_>>().join(",");
-        format!(
-            "{{\"held\":{},\"mode\":{},\"holders\":[{}],\"waiters\":[{}]}}",
-            self.held,
-            Value::from(self.mode.map(LeaseMode::as_str)),
-            list(&self.holders),
-            list(&self.waiters)
-        )
+        let mut object = Object::new();
+        object.boolean("held", self.held);
+        optional(&mut object, "mode", self.mode.map(LeaseMode::as_str));
+        object.array("holders", self.holders.iter().map(|party| |object: &mut Object| party.write(object)));
+        object.array("waiters", self.waiters.iter().map(|party| |object: &mut Object| party.write(object)));
+        object.end()
     }
 }
 
-fn party_json(party: &LeaseParty) -> String {
-    format!(
-        "{{\"pid\":{},\"name\":{},\"reason\":{},\"mode\":{},\"since_us\":{}}}",
-        Value::from(party.pid),
-        Value::from(party.name.as_deref()),
-        Value::from(party.reason.as_deref()),
-        Value::from(party.mode.map(LeaseMode::as_str)),
-        Value::from(party.since_us)
-    )
+impl LeaseParty {
+    fn write(&self, object: &mut Object) {
+        object.raw("pid", &number(self.pid));
+        optional(object, "name", self.name.as_deref());
+        optional(object, "reason", self.reason.as_deref());
+        optional(object, "mode", self.mode.map(LeaseMode::as_str));
+        object.raw("since_us", &number(self.since_us));
+    }
+}
+
+fn optional(object: &mut Object, key: &str, value: Option<&str>) {
+    match value {
+        Some(text) => object.text(key, text),
+        None => object.raw(key, "null"),
+    }
+}
+
+fn number(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "null".to_owned(), |value| value.to_string())
 }
 
 /// Look at the lease of `spot`.
@@ -97,7 +104,9 @@ fn judge(state: Option<LeaseMode>, record: &Record, lines: &[LockLine], namespac
         holding.iter().filter(|line| sys::process_exists(line.pid)).copied().map(from_line).collect();
     let nameless = holders.is_empty() || holders.len() < holding.len();
     if let Some(recorded) = mode.and_then(|mode| recorded(record, mode, namespace)) {
-        match holders.iter_mut().find(|holder| holder.pid == recorded.pid) {
+        // `ocgpu run` took the lock, the command that it runs is the one to name.
+        let locker = record.lock_pid.or(record.pid);
+        match holders.iter_mut().find(|holder| holder.pid == locker) {
             Some(holder) => *holder = recorded,
             // A lock without a living owner in sight is one that a child inherited, or one of another namespace.
             None if nameless => holders.push(recorded),

@@ -41,7 +41,7 @@ impl MappedSegment {
             path.adopt_plain().map_err(|error| unavailable(path.main(), &error))?;
             let opened = open_or_create(path.main(), place.mode())
                 .map_err(|error| unavailable(path.main(), &error))?;
-            let file = ProcessFile::new(opened.file);
+            let file = ProcessFile::new(opened);
             initialise_locked(&file, path.main())?;
             let identity = Identity::of(&file).map_err(|error| unavailable(path.main(), &error))?;
             let mapping =

@@ -4,7 +4,7 @@
 //!
 //! | name | what it does |
 //! |---|---|
-//! | `open_or_create`, `OpenedFile` | open a file that others may have planted, or create it with an exact mode |
+//! | `open_or_create` | open a file that others may have planted, or create it with an exact mode |
 //! | `open_existing` | open a file for reading, if there is one |
 //! | `reserve` | give a file its size and its memory, so that a later store cannot fault |
 //! | `Identity` | which file a handle or a path is |

@@ -1,0 +1,285 @@
+"""The grant rule, event by event, and under random events."""
+
+import random
+
+import pytest
+
+from ocgpu.server.arbiter import Arbiter, Kind, State
+
+LLM = Kind.LLM
+IMAGE = Kind.IMAGE
+
+
+def ids(grants: list) -> list[int]:
+    return [grant.id for grant in grants]
+
+
+def test_llm_requests_run_together() -> None:
+    arbiter = Arbiter(8)
+
+    assert ids(arbiter.request(1, LLM)) == [1]
+    assert ids(arbiter.request(2, LLM)) == [2]
+
+    assert arbiter.counts == (State.LLM, 2, False, 0, 0)
+
+
+def test_image_waits_for_llm_requests_to_drain() -> None:
+    arbiter = Arbiter(8)
+    arbiter.request(1, LLM)
+    arbiter.request(2, LLM)
+
+    assert arbiter.request(3, IMAGE) == []
+    assert arbiter.release(1) == []
+    assert ids(arbiter.release(2)) == [3]
+
+    assert arbiter.state is State.IMAGE
+
+
+def test_new_llm_requests_wait_while_an_image_is_pending() -> None:
+    arbiter = Arbiter(8)
+    arbiter.request(1, LLM)
+    arbiter.request(2, IMAGE)
+
+    assert arbiter.request(3, LLM) == []
+
+    assert arbiter.counts == (State.LLM, 1, True, 1, 1)
+
+
+def test_llm_requests_that_waited_go_together_after_the_image() -> None:
+    arbiter = Arbiter(8)
+    arbiter.request(1, IMAGE)
+    arbiter.request(2, LLM)
+    arbiter.request(3, LLM)
+
+    assert ids(arbiter.release(1)) == [2, 3]
+
+
+def test_images_run_one_by_one_in_the_order_they_came() -> None:
+    arbiter = Arbiter(0)
+    arbiter.request(1, IMAGE)
+    for number in (2, 3, 4):
+        assert arbiter.request(number, IMAGE) == []
+
+    order = [arbiter.release(number)[0].id for number in (1, 2, 3)]
+
+    assert order == [2, 3, 4]
+    assert arbiter.release(4) == []
+    assert arbiter.state is State.IDLE
+
+
+def test_a_pending_image_that_leaves_lets_waiting_llm_requests_go() -> None:
+    arbiter = Arbiter(8)
+    arbiter.request(1, LLM)
+    arbiter.request(2, IMAGE)
+    arbiter.request(3, LLM)
+
+    assert ids(arbiter.cancel(2)) == [3]
+
+
+def test_a_waiter_that_left_is_never_granted() -> None:
+    arbiter = Arbiter(8)
+    arbiter.request(1, IMAGE)
+    arbiter.request(2, IMAGE)
+    arbiter.request(3, LLM)
+    arbiter.cancel(2)
+    arbiter.cancel(3)
+
+    assert arbiter.release(1) == []
+    assert arbiter.state is State.IDLE
+
+
+def test_release_twice_frees_once() -> None:
+    arbiter = Arbiter(8)
+    arbiter.request(1, LLM)
+    arbiter.request(2, LLM)
+
+    arbiter.release(1)
+    arbiter.release(1)
+
+    assert arbiter.counts.llm_inflight == 1
+
+
+def test_reset_lets_waiters_go_and_makes_later_releases_nothing() -> None:
+    arbiter = Arbiter(8)
+    arbiter.request(1, IMAGE)
+    arbiter.request(2, LLM)
+
+    dropped, grants = arbiter.reset()
+
+    assert dropped == [1]
+    assert ids(grants) == [2]
+    assert arbiter.release(1) == []
+    assert not arbiter.finish(1).handed_over
+    assert arbiter.state is State.LLM
+
+
+def test_after_close_nothing_is_granted_and_what_runs_may_end() -> None:
+    arbiter = Arbiter(8)
+    arbiter.request(1, LLM)
+    arbiter.request(2, IMAGE)
+    arbiter.request(3, LLM)
+
+    assert arbiter.close() == [2, 3]
+
+    assert arbiter.release(1) == []
+    assert arbiter.state is State.IDLE
+
+
+def test_a_number_in_use_is_refused() -> None:
+    arbiter = Arbiter(8)
+    arbiter.request(1, LLM)
+
+    with pytest.raises(ValueError, match="request number in use: 1"):
+        arbiter.request(1, IMAGE)
+
+
+def test_an_image_hands_over_to_the_next_without_freeing() -> None:
+    arbiter = Arbiter(8)
+    arbiter.request(1, IMAGE)
+    arbiter.request(2, IMAGE)
+    arbiter.request(3, LLM)
+
+    finish = arbiter.finish(1)
+
+    assert finish.handed_over
+    assert finish.grants == [(2, IMAGE, True)]
+    assert arbiter.release(1) == []
+    assert arbiter.state is State.IMAGE
+
+
+def test_the_last_image_frees() -> None:
+    arbiter = Arbiter(8)
+    arbiter.request(1, IMAGE)
+    arbiter.request(2, LLM)
+
+    assert not arbiter.finish(1).handed_over
+    assert arbiter.state is State.IMAGE
+    assert ids(arbiter.release(1)) == [2]
+
+
+def test_after_a_batch_all_waiting_llm_requests_go_before_the_next_image() -> None:
+    arbiter = Arbiter(2)
+    for number in (1, 2, 3):
+        arbiter.request(number, IMAGE)
+    arbiter.request(10, LLM)
+    arbiter.request(11, LLM)
+
+    assert arbiter.finish(1).handed_over
+    assert not arbiter.finish(2).handed_over
+    assert ids(arbiter.release(2)) == [10, 11]
+    assert arbiter.request(12, LLM) == []
+    assert arbiter.release(10) == []
+    assert arbiter.release(11) == [(3, IMAGE, False)]
+
+
+def test_a_batch_has_no_end_while_no_llm_request_waits() -> None:
+    arbiter = Arbiter(2)
+    for number in range(1, 6):
+        arbiter.request(number, IMAGE)
+
+    assert all(arbiter.finish(number).handed_over for number in range(1, 5))
+
+
+def test_batch_counts_images_that_freed_in_between() -> None:
+    arbiter = Arbiter(2)
+    arbiter.request(1, IMAGE)
+    arbiter.request(10, LLM)
+    assert not arbiter.finish(1).handed_over
+    arbiter.request(2, IMAGE)
+    assert ids(arbiter.release(1)) == [2]
+    arbiter.request(3, IMAGE)
+
+    assert not arbiter.finish(2).handed_over
+    assert ids(arbiter.release(2)) == [10]
+
+
+def test_batch_of_0_frees_after_every_job_and_keeps_image_priority_absolute() -> None:
+    arbiter = Arbiter(0)
+    for number in range(1, 20):
+        arbiter.request(number, IMAGE)
+    arbiter.request(99, LLM)
+
+    for number in range(1, 19):
+        assert not arbiter.finish(number).handed_over
+        assert ids(arbiter.release(number)) == [number + 1]
+
+
+class Model:
+    """Plays random events and checks after each what must hold."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)  # noqa: S311 - a test's dice
+        self.batch = self.random.choice([0, 1, 2, 8])
+        self.arbiter = Arbiter(self.batch)
+        self.waiting: dict[int, Kind] = {}
+        self.held: dict[int, Kind] = {}
+        self.granted: set[int] = set()
+        self.next = 1
+
+    def take(self, grants: list) -> None:
+        for grant in grants:
+            assert grant.id not in self.granted, "granted twice"
+            assert self.waiting[grant.id] is grant.kind, "granted to one who left"
+            same = [n for n, kind in self.waiting.items() if kind is grant.kind]
+            assert same[0] == grant.id, "not in the order they came"
+            del self.waiting[grant.id]
+            self.granted.add(grant.id)
+            self.held[grant.id] = grant.kind
+
+    def play(self) -> None:
+        event = self.random.choice(["llm", "llm", "image", "cancel", "release", "release", "reset"])
+        if event in ("llm", "image"):
+            number, self.next = self.next, self.next + 1
+            self.waiting[number] = Kind(event)
+            self.take(self.arbiter.request(number, Kind(event)))
+        elif event == "cancel" and self.waiting:
+            number = self.random.choice(list(self.waiting))
+            del self.waiting[number]
+            self.take(self.arbiter.cancel(number))
+        elif event == "release" and self.held:
+            self.release(self.random.choice(list(self.held)))
+        elif event == "reset" and self.random.random() < 0.1:
+            dropped, grants = self.arbiter.reset()
+            assert sorted(dropped) == sorted(self.held)
+            self.held.clear()
+            self.take(grants)
+
+    def release(self, number: int) -> None:
+        kind = self.held.pop(number)
+        if kind is Kind.IMAGE and self.random.random() < 0.7:
+            finish = self.arbiter.finish(number)
+            if finish.handed_over:
+                assert finish.grants[0].continued
+                self.take(finish.grants)
+                return
+            # It frees now, and others come meanwhile.
+            assert finish.grants == []
+        self.take(self.arbiter.release(number))
+
+    def check(self) -> None:
+        kinds = list(self.held.values())
+        assert kinds.count(Kind.IMAGE) <= 1
+        assert len(set(kinds)) <= 1, "two kinds at one time"
+        counts = self.arbiter.counts
+        assert counts.state == (kinds[0].value if kinds else "idle")
+        assert counts.llm_inflight == kinds.count(Kind.LLM)
+        waiting = list(self.waiting.values())
+        assert counts.waiting_llm == waiting.count(Kind.LLM)
+        assert counts.waiting_image == waiting.count(Kind.IMAGE)
+        assert not (self.waiting and not self.held), "somebody waits for an idle card"
+        if Kind.LLM in waiting:
+            assert Kind.IMAGE in kinds or Kind.IMAGE in waiting, "held up by nobody"
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_random_events_never_mix_kinds_nor_lose_a_grant(seed: int) -> None:
+    model = Model(seed)
+
+    for _ in range(500):
+        model.play()
+        model.check()
+    while model.held:
+        model.release(next(iter(model.held)))
+        model.check()
+
+    assert not model.waiting
