@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from tests.waiting import wait_until
 
 __all__ = ["Served", "start_serve"]
 
+LISTENING = re.compile(r".*?(ollama|comfyui|control plane): (http://\S+)")
+LISTENERS = 3
 COMMAND = (sys.executable, "-m", "ocgpu", "serve")
 
 
@@ -34,8 +37,8 @@ class Served:
         self.log = log
         addresses = wait_until(self._addresses, what=f"listening; log: {log}")
         self.ollama = addresses["ollama"]
-        self.comfy = addresses["comfy"]
-        self.admin = addresses["admin"]
+        self.comfy = addresses["comfyui"]
+        self.admin = addresses["control plane"]
 
     def lines(self) -> list[dict[str, Any]]:
         """Its log so far, one object a line; lines that are no JSON are left out."""
@@ -70,8 +73,12 @@ class Served:
 
     def _addresses(self) -> dict[str, str]:
         assert self.process.poll() is None, self.log.read_text()
-        found = {line["listener"]: line["url"] for line in self.lines() if line.get("listener")}
-        return found if {"ollama", "comfy", "admin"} <= found.keys() else {}
+        found = dict(
+            match.groups()
+            for line in self.lines()
+            if (match := LISTENING.fullmatch(line["message"])) is not None
+        )
+        return found if len(found) == LISTENERS else {}
 
 
 def start_serve(
