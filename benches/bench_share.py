@@ -5,9 +5,9 @@ import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from pytest_benchmark.fixture import BenchmarkFixture
 
 from ocgpu import Pacer
 
@@ -33,26 +33,26 @@ def idle_peers() -> Iterator[list[Pacer]]:
 
 
 @pytest.mark.benchmark(group="step: floor is time.time_ns, bar 2x alone, 3x with 15 idle peers")
-def test_floor_time_ns(benchmark: Any) -> None:
+def test_floor_time_ns(benchmark: BenchmarkFixture) -> None:
     benchmark.pedantic(time.time_ns, rounds=200, iterations=5000, warmup_rounds=5)
 
 
 @pytest.mark.benchmark(group="step: floor is time.time_ns, bar 2x alone, 3x with 15 idle peers")
-def test_step_alone(benchmark: Any) -> None:
+def test_step_alone(benchmark: BenchmarkFixture) -> None:
     with Pacer() as pacer:
         benchmark.pedantic(pacer.step, rounds=200, iterations=5000, warmup_rounds=5)
 
 
 @pytest.mark.benchmark(group="step: floor is time.time_ns, bar 2x alone, 3x with 15 idle peers")
 @pytest.mark.usefixtures("idle_peers")
-def test_step_beside_15_idle_peers(benchmark: Any) -> None:
+def test_step_beside_15_idle_peers(benchmark: BenchmarkFixture) -> None:
     with Pacer() as pacer:
         benchmark.pedantic(pacer.step, rounds=200, iterations=5000, warmup_rounds=5)
 
 
 @pytest.mark.benchmark(group="snapshot of 16 peers to JSON: peer is struct + json, bar 1/5")
 @pytest.mark.usefixtures("idle_peers")
-def test_peer_struct_and_json(benchmark: Any, place: Path) -> None:
+def test_peer_struct_and_json(benchmark: BenchmarkFixture, place: Path) -> None:
     with Pacer():
         segment = (place / "opencoti-gpu-bench").read_bytes()
 
@@ -77,7 +77,7 @@ def test_peer_struct_and_json(benchmark: Any, place: Path) -> None:
 
 @pytest.mark.benchmark(group="snapshot of 16 peers to JSON: peer is struct + json, bar 1/5")
 @pytest.mark.usefixtures("idle_peers")
-def test_snapshot_to_json(benchmark: Any) -> None:
+def test_snapshot_to_json(benchmark: BenchmarkFixture) -> None:
     with Pacer() as pacer:
         benchmark.pedantic(
             lambda: pacer.snapshot().to_json(), rounds=100, iterations=100, warmup_rounds=5
@@ -85,5 +85,5 @@ def test_snapshot_to_json(benchmark: Any) -> None:
 
 
 @pytest.mark.benchmark(group="join and leave")
-def test_join_and_leave(benchmark: Any) -> None:
+def test_join_and_leave(benchmark: BenchmarkFixture) -> None:
     benchmark.pedantic(lambda: Pacer().leave(), rounds=200, iterations=1, warmup_rounds=5)

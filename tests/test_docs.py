@@ -12,7 +12,8 @@ import pytest
 from ocgpu.cli import make_parser
 from ocgpu.settings import VARIABLES, Settings, describe
 
-README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 PYTHON = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
 SHELL = "\n".join(re.findall(r"^```sh\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
 COMMANDS = [line for line in SHELL.splitlines() if line.startswith("ocgpu ")]
@@ -72,3 +73,13 @@ def test_settings_table_of_the_readme_is_that_of_the_settings() -> None:
     shown = [line for line in rest.splitlines() if line.startswith("|")]
 
     assert shown == settings_table()
+
+
+def test_readme_names_every_setting_that_has_no_effect_yet() -> None:
+    sources = (ROOT / "python" / "ocgpu" / "server").rglob("*.py")
+    server = "\n".join(source.read_text(encoding="utf-8") for source in sources)
+    unused = [v.name for v in VARIABLES if not re.search(rf"settings\.{v.field}\b", server)]
+
+    (named,) = re.findall(r"without effect so far:\n  ([^.]*)\.", README) or [""]
+
+    assert re.findall(r"`([A-Z_]+)`", named) == unused

@@ -425,5 +425,16 @@ def test_an_ungated_process_is_seen_at_work_until_it_says_otherwise() -> None:
         assert (states, [peer.state for peer in pacer.snapshot().peers]) == (["ungated"], ["idle"])
 
 
+def test_a_machine_wide_registry_is_open_to_all_whatever_the_umask(gpu_dir: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with Pacer():
+            modes = {file.stat().st_mode & 0o777 for file in gpu_dir.iterdir()}
+    finally:
+        os.umask(before)
+
+    assert modes == {0o666}
+
+
 def _no_gpu(_gpu: object) -> str:
     raise NoGpuError("no GPU here")

@@ -4,7 +4,6 @@ import pytest
 
 from ocgpu.server.guard import make_guard
 
-
 TOKEN = "right"  # noqa: S105 - of these tests
 
 
