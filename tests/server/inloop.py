@@ -102,14 +102,14 @@ async def proxy(
     stop = asyncio.Event()
     bound: asyncio.Future[Bound] = asyncio.get_running_loop().create_future()
     any_port = Listen(host="127.0.0.1", port=0)
-    settings = Settings(
-        listen_ollama=any_port,
-        listen_comfy=any_port,
-        listen_admin=any_port,
-        ollama_url=ollama_url,
-        comfy_url=comfy_url,
-        **{"drain_timeout": 1.0, "connect_timeout": 1.0, **options},
-    )
+    defaults = {
+        "listen_ollama": any_port,
+        "listen_comfy": any_port,
+        "listen_admin": any_port,
+        "drain_timeout": 1.0,
+        "connect_timeout": 1.0,
+    }
+    settings = Settings(ollama_url=ollama_url, comfy_url=comfy_url, **{**defaults, **options})
     serving = asyncio.ensure_future(serve(settings, ready=bound.set_result, stop=stop))
     try:
         async with asyncio.timeout(WATCHDOG):

@@ -10,6 +10,7 @@ limit while telling neither waiters nor websockets.
 """
 
 import asyncio
+import errno
 import logging
 import socket
 import sys
@@ -40,6 +41,8 @@ _BACKPRESSURE: Final = 65_536
 _HEAD_TIMEOUT_MS: Final = 120_000
 # A vanished client is noticed after 15 + 3 * 5 seconds.
 _KEEPALIVE: Final = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
+# What a kernel without IPv6 says, or one where it is switched off.
+_NO_IPV6: Final = frozenset((errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL))
 _LOOK: Final = frozenset(("GET", "HEAD"))
 
 
@@ -53,9 +56,16 @@ def bind(host: str, port: int) -> socket.socket:
     Raises:
         OSError: The address is taken or not ours.
     """
+    try:
+        return _bind(host, port)
+    except OSError as error:
+        if host != "::" or error.errno not in _NO_IPV6:
+            raise
+    return _bind("0.0.0.0", port)  # noqa: S104  # asked for: all interfaces
+
+
+def _bind(host: str, port: int) -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    if family == socket.AF_INET6 and host == "::" and not socket.has_ipv6:
-        family, host = socket.AF_INET, "0.0.0.0"  # noqa: S104  # asked for: all interfaces
     listener = socket.socket(family, socket.SOCK_STREAM)
     try:
         if sys.platform != "win32":

@@ -240,11 +240,10 @@ class _Server:
         waiting = asyncio.ensure_future(stop.wait())
         self._probes.refresh()
         self._spawn(self._jobs.adopt())
-        for name, listener_url in (("ollama", bound.ollama_url), ("comfyui", bound.comfy_url)):
-            if listener_url is not None:
-                logger.info("listening for clients of %s: %s", name, listener_url)
-        if bound.admin_url is not None:
-            logger.info("control plane: %s", bound.admin_url)
+        addresses = (bound.ollama_url, bound.comfy_url, bound.admin_url)
+        for name, url in zip(("ollama", "comfy", "admin"), addresses, strict=True):
+            if url is not None:
+                logger.info("listening", extra={"listener": name, "url": url})
         if ready is not None:
             ready(bound)
         try:

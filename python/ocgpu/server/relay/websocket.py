@@ -84,29 +84,41 @@ class WebsocketRelay:
             return
         try:
             await send({"type": "websocket.accept", "subprotocol": upstream.protocol})
-            await _splice(receive, send, upstream)
+            close = await _splice(receive, send, upstream)
+            if close is not None:
+                await _close(send, close)
+        except asyncio.CancelledError:
+            await _close(send, (_GOING_AWAY, "the proxy is shutting down"))
+            raise
         finally:
             await upstream.close()
 
 
-async def _splice(receive: Receive, send: Send, upstream: aiohttp.ClientWebSocketResponse) -> None:
+async def _splice(
+    receive: Receive, send: Send, upstream: aiohttp.ClientWebSocketResponse
+) -> _Close | None:
+    """Pass frames until one side ends; give how to close the client, None when it has left.
+
+    Granian's close waits for ever while a `receive()` is pending, so both directions have ended
+    when this returns or raises.
+    """
     up = asyncio.ensure_future(_to_upstream(receive, upstream))
     down = asyncio.ensure_future(_to_client(send, upstream))
-    close: _Close | None = None
     try:
         await asyncio.wait((up, down), return_when=asyncio.FIRST_COMPLETED)
-        if down.done() and not up.done():
-            close = (_ABNORMAL, "") if down.exception() else down.result()
-    except asyncio.CancelledError:
-        close = (_GOING_AWAY, "the proxy is shutting down")
-        raise
+        if up.done() and up.exception() is None:
+            return None
+        if down.done() and down.exception() is None:
+            return down.result()
+        return _ABNORMAL, ""
     finally:
-        # Granian's close waits for ever while a `receive()` is pending, so both end before it.
         up.cancel()
         down.cancel()
         await asyncio.gather(up, down, return_exceptions=True)
-        if close is not None:
-            await send({"type": "websocket.close", "code": close[0], "reason": close[1]})
+
+
+async def _close(send: Send, close: _Close) -> None:
+    await send({"type": "websocket.close", "code": close[0], "reason": close[1]})
 
 
 async def _to_upstream(receive: Receive, upstream: aiohttp.ClientWebSocketResponse) -> None:

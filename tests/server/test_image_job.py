@@ -1,0 +1,499 @@
+"""The life of an image job where it is most likely to go wrong, against engines played by hand."""
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator, Callable
+
+import pytest
+
+from ocgpu.server.admission import Admission
+from ocgpu.server.arbiter import Arbiter, Kind, State
+from ocgpu.server.engines.comfyui import ComfyUI, JobResult
+from ocgpu.server.engines.ollama import Ollama
+from ocgpu.server.image_job import ImageJobs, ImageSettings, Prompt
+from ocgpu.server.metrics import Metrics
+from ocgpu.server.relay.aiohttp_upstream import AiohttpUpstream
+from ocgpu.server.relay.control import Control
+from ocgpu.server.relay.upstream import UpstreamError
+from tests.server.inloop import Connection, RawUpstream
+
+PROMPT = Prompt(b"/prompt", [(b"host", b"x")], b"{}")
+
+
+class Script:
+    """Both engines behind one address; a test sets what they answer and reads what they were asked.
+
+    Attributes:
+        calls: `METHOD path` in order.
+        queue: Ids that run.
+        history: Entries by id.
+        models: What `/api/ps` lists.
+        prompt: The whole answer to `/prompt`; None cuts the connection.
+        gates: A call of that name is held until its event is set.
+    """
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.queue: list[str] = []
+        self.history: dict[str, dict] = {}
+        self.models: list[str] = []
+        self.prompt: bytes | None = answer(b'{"prompt_id":"a"}')
+        self.gates: dict[str, asyncio.Event] = {}
+
+    async def __call__(self, connection: Connection) -> None:
+        while True:
+            head = await connection.head()
+            name = head[0].decode().rpartition(" ")[0]
+            length = next(
+                (line for line in head if line.lower().startswith(b"content-length")), b""
+            )
+            body = await connection.read(int(length.partition(b":")[2] or 0))
+            self.calls.append(name)
+            if name in self.gates:
+                await self.gates[name].wait()
+            reply = self.answer(name, body)
+            if reply is None:
+                return
+            await connection.write(reply)
+
+    def answer(self, name: str, body: bytes) -> bytes | None:
+        if name == "POST /prompt":
+            return self.prompt
+        if name == "GET /queue":
+            running = [[0, number, {}, {}, []] for number in self.queue]
+            return answer(json.dumps({"queue_running": running, "queue_pending": []}).encode())
+        if name.startswith("GET /history/"):
+            return answer(json.dumps(self.history).encode())
+        if name == "GET /api/ps":
+            return answer(json.dumps({"models": [{"name": name} for name in self.models]}).encode())
+        if name == "POST /api/generate" and json.loads(body).get("keep_alive") == 0:
+            self.models.remove(json.loads(body)["model"])
+        return answer(b"{}")
+
+    def count(self, name: str) -> int:
+        return self.calls.count(name)
+
+    async def reached(self, name: str, number: int = 1) -> None:
+        """Wait until a call came in."""
+        async with asyncio.timeout(10):
+            while self.count(name) < number:  # noqa: ASYNC110 - another task counts
+                await asyncio.sleep(0.002)
+
+    def end(self, prompt_id: str, **status: object) -> None:
+        """End a job as ComfyUI would."""
+        self.queue.remove(prompt_id)
+        done = {"status_str": "success", "completed": True, "messages": []}
+        self.history[prompt_id] = {"status": {**done, **status}}
+
+
+def answer(body: bytes, status: bytes = b"200 OK", *headers: bytes) -> bytes:
+    lines = [b"HTTP/1.1 " + status, b"Content-Length: %d" % len(body), *headers]
+    return b"\r\n".join(lines) + b"\r\n\r\n" + body
+
+
+class Bench:
+    """All parts of an image job, wired to a script."""
+
+    def __init__(self, script: Script, url: str, batch: int, **settings: object) -> None:
+        self.script = script
+        self.upstream = AiohttpUpstream(url, 1.0)
+        control = Control(self.upstream)
+        self.metrics = Metrics()
+        self.admission = Admission(
+            Arbiter(batch), self.metrics, max_queue=100, max_waiting_bytes=1000
+        )
+        values = {
+            "unload_timeout": 1.0,
+            "job_timeout": 20.0,
+            "job_timeout_action": "release",
+            "warm_model": "",
+            **settings,
+        }
+        self.jobs = ImageJobs(
+            self.admission,
+            self.metrics,
+            Ollama(control),
+            ComfyUI(control),
+            self.upstream,
+            ImageSettings(**values),
+        )
+
+    async def post(self) -> object:
+        return await self.jobs.post(await self.admission.acquire(Kind.IMAGE), PROMPT)
+
+    async def idle(self) -> None:
+        """Wait until the lock is idle."""
+        async with asyncio.timeout(10):
+            while self.admission.counts.state is not State.IDLE:  # noqa: ASYNC110 - a poll of a test
+                await asyncio.sleep(0.002)
+
+    @property
+    def results(self) -> dict[str, int]:
+        return {name: number for name, number in self.metrics.image_jobs.items() if number}
+
+
+Make = Callable[..., Bench]
+
+
+@pytest.fixture
+def script() -> Script:
+    return Script()
+
+
+@pytest.fixture
+async def make(script: Script) -> AsyncIterator[Make]:
+    benches: list[Bench] = []
+    async with RawUpstream(script) as raw:
+
+        def build(*, batch: int = 8, **settings: object) -> Bench:
+            benches.append(Bench(script, raw.url, batch, **settings))
+            return benches[-1]
+
+        yield build
+        for bench in benches:
+            await bench.jobs.close()
+            await bench.upstream.close()
+
+
+async def test_the_lock_is_held_until_the_job_has_ended_and_was_freed(
+    script: Script, make: Make
+) -> None:
+    bench = make()
+    script.models = ["m"]
+    script.queue = ["a"]
+
+    reply = await bench.post()
+
+    assert reply.body == b'{"prompt_id":"a"}'
+    assert bench.admission.counts.state is State.IMAGE
+    script.end("a")
+    await bench.idle()
+    assert script.calls[0] == "GET /api/ps"
+    assert script.calls.index("POST /api/generate") < script.calls.index("POST /prompt")
+    assert script.calls[-1] == "POST /free"
+    assert bench.results == {"done": 1}
+
+
+@pytest.mark.parametrize(
+    ("status", "result"),
+    [
+        ({}, JobResult.DONE),
+        ({"status_str": "error", "completed": False}, JobResult.ERROR),
+        (
+            {
+                "status_str": "error",
+                "completed": False,
+                "messages": [["execution_start", {}], ["execution_interrupted", {}]],
+            },
+            JobResult.INTERRUPTED,
+        ),
+    ],
+)
+async def test_the_end_of_a_job_is_read_from_its_history(
+    script: Script, make: Make, status: dict, result: JobResult
+) -> None:
+    bench = make()
+    script.queue = ["a"]
+    await bench.post()
+
+    script.end("a", **status)
+
+    await bench.idle()
+    assert bench.results == {result.value: 1}
+
+
+async def test_a_job_in_neither_queue_nor_history_is_lost_at_once(make: Make) -> None:
+    bench = make()
+
+    await bench.post()
+
+    await bench.idle()
+    assert bench.results == {"lost": 1}
+
+
+async def test_an_old_history_entry_of_the_same_id_is_not_the_end(
+    script: Script, make: Make
+) -> None:
+    bench = make()
+    script.queue = ["a"]
+    script.history["a"] = {"status": {"completed": True}}
+    await bench.post()
+
+    await script.reached("GET /queue", 3)
+
+    assert bench.admission.counts.state is State.IMAGE
+    script.queue.clear()
+    await bench.idle()
+
+
+async def test_an_id_of_the_client_is_quoted(script: Script, make: Make) -> None:
+    bench = make()
+    script.prompt = answer(b'{"prompt_id":"a/../b?c"}')
+
+    await bench.post()
+    await bench.idle()
+
+    assert "GET /history/a%2F..%2Fb%3Fc" in script.calls
+
+
+async def test_a_job_over_its_time_is_released_and_counted(script: Script, make: Make) -> None:
+    bench = make(job_timeout=0.1)
+    script.queue = ["a"]
+
+    await bench.post()
+
+    await bench.idle()
+    assert bench.results == {"timeout": 1}
+    assert "POST /interrupt" not in script.calls
+
+
+async def test_a_job_over_its_time_is_interrupted_where_that_is_asked(
+    script: Script, make: Make
+) -> None:
+    bench = make(job_timeout=0.1, job_timeout_action="interrupt")
+    script.queue = ["a"]
+    await bench.post()
+    await script.reached("POST /interrupt")
+    assert bench.admission.counts.state is State.IMAGE
+
+    script.end("a", status_str="error", completed=False)
+
+    await bench.idle()
+    assert bench.results == {"timeout": 1}
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        answer(b'{"error":{}}', b"400 Bad"),
+        answer(b'{"prompt_id":"a"}', b"202 Later"),
+        answer(b'{"node_errors":{}}'),
+        answer(b"[]"),
+        answer(b"no json"),
+        answer(b"{}", b"500 Error"),
+    ],
+)
+async def test_an_answer_without_a_job_releases_at_once_and_passes(
+    script: Script, make: Make, prompt: bytes
+) -> None:
+    bench = make()
+    script.prompt = prompt
+
+    reply = await bench.post()
+
+    await bench.idle()
+    assert prompt.endswith(reply.body)
+    assert "POST /free" not in script.calls
+    assert bench.results == {}
+
+
+async def test_a_compressed_answer_is_understood_and_passes_as_it_is(
+    script: Script, make: Make
+) -> None:
+    bench = make()
+    body = gzip.compress(b'{"prompt_id":"a"}')
+    script.prompt = answer(body, b"200 OK", b"Content-Encoding: gzip")
+
+    reply = await bench.post()
+
+    assert reply.body == body
+    await bench.idle()
+    assert bench.results == {"lost": 1}
+
+
+async def test_an_answer_that_breaks_off_makes_us_wait_for_what_runs(
+    script: Script, make: Make
+) -> None:
+    bench = make()
+    script.prompt = None
+    script.queue = ["unknown"]
+
+    with pytest.raises(UpstreamError):
+        await bench.post()
+
+    await script.reached("GET /queue", 2)
+    assert bench.admission.counts.state is State.IMAGE
+    script.end("unknown")
+    await bench.idle()
+    assert bench.results == {"done": 1}
+    assert script.calls[-1] == "POST /free"
+
+
+async def test_a_client_that_leaves_during_the_unload_starts_no_job(
+    script: Script, make: Make
+) -> None:
+    bench = make()
+    script.gates["GET /api/ps"] = asyncio.Event()
+    client = asyncio.ensure_future(bench.post())
+    await script.reached("GET /api/ps")
+
+    client.cancel()
+
+    await bench.idle()
+    assert "POST /prompt" not in script.calls
+
+
+async def test_a_client_that_leaves_before_the_first_step_leaves_no_lock(
+    script: Script, make: Make
+) -> None:
+    bench = make()
+    grant = await bench.admission.acquire(Kind.IMAGE)
+    client = asyncio.ensure_future(bench.jobs.post(grant, PROMPT))
+    await asyncio.sleep(0)
+
+    client.cancel()
+
+    await bench.idle()
+    assert "POST /prompt" not in script.calls
+
+
+async def test_a_client_that_leaves_after_the_prompt_was_sent_leaves_the_job(
+    script: Script, make: Make
+) -> None:
+    bench = make()
+    script.queue = ["a"]
+    script.gates["POST /prompt"] = asyncio.Event()
+    client = asyncio.ensure_future(bench.post())
+    await script.reached("POST /prompt")
+
+    client.cancel()
+    script.gates["POST /prompt"].set()
+
+    await script.reached("GET /queue")
+    assert bench.admission.counts.state is State.IMAGE
+    script.end("a")
+    await bench.idle()
+    assert bench.results == {"done": 1}
+
+
+async def test_images_in_a_row_unload_and_free_once(script: Script, make: Make) -> None:
+    bench = make()
+    script.queue = ["a"]
+    await bench.post()
+    second = asyncio.ensure_future(bench.post())
+    await asyncio.sleep(0)
+
+    script.end("a")
+    await second
+
+    await bench.idle()
+    assert script.count("GET /api/ps") == 1
+    assert script.count("POST /free") == 1
+    assert script.count("POST /prompt") == 2
+
+
+async def test_a_batch_of_0_unloads_and_frees_every_time(script: Script, make: Make) -> None:
+    bench = make(batch=0)
+    script.queue = ["a"]
+    await bench.post()
+    second = asyncio.ensure_future(bench.post())
+    await asyncio.sleep(0)
+
+    script.end("a")
+    await second
+
+    await bench.idle()
+    assert script.count("GET /api/ps") == 2
+    assert script.count("POST /free") == 2
+
+
+async def test_a_card_handed_over_to_a_refused_prompt_is_freed(script: Script, make: Make) -> None:
+    bench = make()
+    script.queue = ["a"]
+    await bench.post()
+    second = asyncio.ensure_future(bench.post())
+    await asyncio.sleep(0)
+    script.prompt = answer(b"{}", b"400 Bad")
+
+    script.end("a")
+    await second
+
+    await bench.idle()
+    assert script.count("POST /free") == 1
+
+
+async def test_a_card_handed_over_to_a_client_that_left_is_freed(
+    script: Script, make: Make
+) -> None:
+    bench = make()
+    grant = await bench.admission.acquire(Kind.IMAGE)
+    left = asyncio.ensure_future(bench.post())
+    await asyncio.sleep(0)
+
+    assert grant.finish()
+    left.cancel()
+
+    await bench.idle()
+    assert script.calls == ["POST /free"]
+
+
+async def test_jobs_from_before_the_start_are_waited_for(script: Script, make: Make) -> None:
+    bench = make()
+    script.queue = ["old"]
+    adopting = asyncio.ensure_future(bench.jobs.adopt())
+    await script.reached("GET /queue", 3)
+    assert bench.admission.counts.state is State.IMAGE
+
+    script.end("old")
+    await adopting
+
+    assert bench.admission.counts.state is State.IDLE
+    assert script.calls[-1] == "POST /free"
+
+
+async def test_the_warm_model_is_loaded_when_nobody_wants_the_card(
+    script: Script, make: Make
+) -> None:
+    bench = make(warm_model="m")
+
+    await bench.post()
+
+    await script.reached("POST /api/generate")
+    assert script.calls.index("POST /free") < script.calls.index("POST /api/generate")
+    await bench.idle()
+
+
+async def test_the_warm_model_waits_for_nobody(script: Script, make: Make) -> None:
+    bench = make(warm_model="m", batch=0)
+    script.queue = ["a"]
+    await bench.post()
+    chat = asyncio.ensure_future(bench.admission.acquire(Kind.LLM))
+    await asyncio.sleep(0)
+
+    script.end("a")
+    grant = await chat
+    await asyncio.sleep(0.05)
+
+    assert "POST /api/generate" not in script.calls
+    grant.release()
+
+
+async def test_an_engine_that_is_down_does_not_hold_an_image_up(script: Script, make: Make) -> None:
+    bench = make()
+    async with RawUpstream(script) as gone:
+        url = gone.url
+    dead = AiohttpUpstream(url, 1.0)
+    bench.jobs._ollama = Ollama(Control(dead))
+
+    await bench.post()
+
+    await bench.idle()
+    assert bench.results == {"lost": 1}
+    await dead.close()
+
+
+async def test_models_that_stay_do_not_hold_an_image_up(script: Script, make: Make) -> None:
+    bench = make(unload_timeout=0.1)
+    script.models = ["m"]
+    script.answer = lambda name, body: (
+        answer(b'{"models":[{"name":"m"}]}')
+        if name == "GET /api/ps"
+        else Script.answer(script, name, body if name == "POST /prompt" else b"{}")
+    )
+
+    await bench.post()
+
+    await bench.idle()
+    assert bench.metrics.unload_timeouts == 1
+    assert bench.results == {"lost": 1}
