@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from ocgpu.device import Gpu, gpu_key, gpus, resolve_key, visible
+from ocgpu.device import Gpu, gpu_argument, gpu_key, gpus, resolve_key, visible
 from ocgpu.errors import ConfigError, NoGpuError
 from tests.fakes.nvml import GIB, Card, FakeNvml, three_gpus
 
@@ -183,8 +183,8 @@ def test_without_nvml_the_key_is_a_hash_of_device_and_address(tmp_path: Path) ->
     assert [gpu.name for gpu in found] == ["10de:2204", "10de:2204", "8086:9a49"]
     assert len({gpu.key for gpu in found}) == 3
     assert [gpu.key for gpu in found] == [gpu_key(i, sysfs=tmp_path) for i in range(3)]
-    # sha256 of "10de:2204 0000:01:00.0": processes of other versions must find the same name.
-    assert found[0].key == "pci-c7a4db5e5c66b576"
+    # FNV-1a of "10de:2204 0000:01:00.0": processes of other versions must find the same name.
+    assert found[0].key == "pci-20a5973b30ea554a"
     assert found[0].memory_total_bytes is None
 
 
@@ -260,6 +260,13 @@ def test_an_illegal_variable_is_refused_by_its_name(monkeypatch: pytest.MonkeyPa
 
     with pytest.raises(ConfigError, match=r"invalid `OCGPU_GPU_KEY`: a/b\\n; use 1 to 64"):
         resolve_key()
+
+
+@pytest.mark.parametrize(
+    ("text", "gpu"), [("0", 0), ("12", 12), ("GPU-1", "GPU-1"), ("-1", "-1"), ("٣", "٣"), ("", "")]
+)
+def test_digits_on_the_command_line_are_the_number_of_a_device(text: str, gpu: str | int) -> None:
+    assert gpu_argument(text) == gpu
 
 
 @pytest.mark.parametrize("device", [-1, True, 0.0, "0", None])

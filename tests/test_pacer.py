@@ -182,8 +182,9 @@ def test_ctrl_c_ends_a_wait_at_the_gate() -> None:
         "a, b = Pacer(weight=1000.0), Pacer(weight=0.001)\n"
         "a._open_request(); b.step()\n"
         "threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
-        "try:\n"
+        "def loop():\n"
         "    while True: b.step()\n"
+        "try: loop()\n"  # A function: CPython 3.11 does not cover the jump back within the `try`.
         "except KeyboardInterrupt: print('interrupted')\n"
     )
     done = subprocess.run(
@@ -368,6 +369,15 @@ def test_an_unusable_directory_disables_the_pacer_and_names_the_remedy(
         Pacer(strict=True)
 
 
+def test_a_look_at_a_directory_that_is_not_there_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OCGPU_DIR", str(tmp_path / "absent"))
+
+    with pytest.raises(RegistryUnavailableError, match="OCGPU_DIR"):
+        ocgpu.peers()
+
+
 @pytest.mark.parametrize(
     "content", [b"x", b"\xff" * 4096, b"OCGPU\0\0\0\x02\0\0\0\x10\0\0\0" + bytes(4080)]
 )
@@ -416,12 +426,23 @@ def test_a_private_registry_has_mode_0600(monkeypatch: pytest.MonkeyPatch, gpu_d
 
 def test_an_ungated_process_is_seen_at_work_until_it_says_otherwise() -> None:
     with Pacer() as pacer, Pacer(name="serve", _gated=False) as serve:
-        serve._mark(True)
-        serve._mark(True)
+        serve._mark(active=True)
+        serve._mark(active=True)
         states = [peer.state for peer in pacer.snapshot().peers]
-        serve._mark(False)
+        serve._mark(active=False)
 
         assert (states, [peer.state for peer in pacer.snapshot().peers]) == (["ungated"], ["idle"])
+
+
+def test_a_machine_wide_registry_is_open_to_all_whatever_the_umask(gpu_dir: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        with Pacer():
+            modes = {file.stat().st_mode & 0o777 for file in gpu_dir.iterdir()}
+    finally:
+        os.umask(before)
+
+    assert modes == {0o666}
 
 
 def _no_gpu(_gpu: object) -> str:

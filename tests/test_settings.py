@@ -234,11 +234,18 @@ def test_same_port_on_two_addresses_and_port_0_do_not_contradict() -> None:
 
 def test_described_settings_read_back_the_same_and_never_show_the_token() -> None:
     environ = {"ADMIN_TOKEN": "s3cret", "JOB_TIMEOUT": "1h1m1.5s", "LISTEN_ADMIN": "off"}
-    environ |= {"LEASE": "no", "ADMIN_HOSTS": "a,b", "GPU_SHARE_WEIGHT": "0.5", "COMFY_URL": ""}
+    environ |= {
+        "MAX_WAITING_BYTES": "1536KiB",
+        "LEASE": "no",
+        "ADMIN_HOSTS": "a,b",
+        "GPU_SHARE_WEIGHT": "0.5",
+        "COMFY_URL": "",
+    }
     settings = load_settings(environ)
 
     described = dict(describe(settings))
 
+    assert described["MAX_WAITING_BYTES"] == "1536KiB"
     assert described["ADMIN_TOKEN"] == "***"  # noqa: S105
     assert "s3cret" not in repr(settings)
     assert load_settings(described | {"ADMIN_TOKEN": "s3cret"}) == settings

@@ -16,14 +16,18 @@ from ocgpu.errors import (
     OcgpuError,
     RegistryUnavailableError,
 )
+from ocgpu.lease import Lease, LeaseParty, LeaseStatus, lease_status
 from ocgpu.pacer import Pacer, add_arguments, peers
 from ocgpu.snapshot import Peer, Snapshot
 
 __all__ = [
     "ConfigError",
     "Gpu",
+    "Lease",
     "LeaseBusyError",
     "LeaseError",
+    "LeaseParty",
+    "LeaseStatus",
     "LeaseTimeoutError",
     "NoGpuError",
     "OcgpuError",
@@ -35,5 +39,6 @@ __all__ = [
     "add_arguments",
     "gpu_key",
     "gpus",
+    "lease_status",
     "peers",
 ]

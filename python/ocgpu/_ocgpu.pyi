@@ -3,15 +3,173 @@
 The compiled half of ocgpu; its public names are re-exported by `ocgpu`.
 """
 
+from os import PathLike
+from pathlib import Path
 from typing import Final, SupportsFloat, SupportsIndex, final
 from typing_extensions import disjoint_base
 
-__all__ = ["__version__", "Pacer", "Peer", "Snapshot"]
+__all__ = ["GPU_KEY_FORM", "WEIGHT_FORM", "__version__", "Lease", "LeaseParty", "LeaseStatus", "LeaseWait", "Pacer", "Peer", "Snapshot", "adopt_orphans", "is_gpu_key", "is_weight", "lease_status"]
+
+GPU_KEY_FORM: Final[str]
+"""
+What a GPU key must look like, for messages.
+"""
+
+WEIGHT_FORM: Final[str]
+"""
+What a weight must be, for messages.
+"""
 
 __version__: Final[str]
 """
 Version of the package, from Cargo.toml.
 """
+
+@disjoint_base
+class Lease:
+    """
+    A machine-wide claim on one GPU; `ocgpu.Lease` adds the `with` forms.
+    """
+    def __new__(cls, /, key: str | None, mode: str, *, reason: str | None = None, path: str | PathLike[str] | None = None) -> Lease: ...
+    def _acquire(self, /, timeout: SupportsFloat | SupportsIndex | None) -> None: ...
+    @staticmethod
+    def _check_timeout(timeout: SupportsFloat | SupportsIndex | None) -> None:
+        """
+        Check a time-out that is used later.
+        """
+    def _lend(self, /) -> list[int]: ...
+    def _record_as(self, /, pid: SupportsIndex, name: str) -> None: ...
+    def _start(self, /, timeout: SupportsFloat | SupportsIndex | None) -> LeaseWait | None: ...
+    def _stop(self, /, wait: LeaseWait, timeout: SupportsFloat | SupportsIndex) -> None: ...
+    @property
+    def held(self, /) -> bool:
+        """
+        Whether this process holds the lease through this object.
+        """
+    @property
+    def mode(self, /) -> str:
+        """
+        `"exclusive"` or `"shared"`: how this lease is held when it is.
+        """
+    @property
+    def path(self, /) -> Path:
+        """
+        The lease file.
+        """
+    def release(self, /) -> None:
+        """
+        Give the lease back, or end a wait for it.
+
+        Harmless when it is not held, from any thread, and in a forked child, where it frees nothing.
+        """
+    def try_acquire(self, /) -> bool:
+        """
+        Take the lease if that needs no waiting; False when somebody else has it.
+
+        Raises:
+            LeaseError: This object holds it or waits for it already, or the file cannot be used.
+        """
+    def wanted(self, /) -> int:
+        """
+        How many waiters can be known to queue behind this lease; 0 when it is not held.
+
+        Counted are the processes asleep in flock(2) on the file, those of other programs too, as
+        `/proc/locks` shows them. 0 can also mean that nothing is known: a waiter in another pid
+        namespace does not show there, nor does a program that only tries now and then.
+        """
+
+@final
+class LeaseParty:
+    """
+    A process that holds a lease or waits for it; what is not known is None.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __repr__(self, /) -> str: ...
+    @property
+    def mode(self, /) -> str | None:
+        """
+        `"exclusive"` or `"shared"`: how it holds or wants the lease.
+        """
+    @property
+    def name(self, /) -> str | None:
+        """
+        Command name. Other processes wrote it: escape it before showing it.
+        """
+    @property
+    def pid(self, /) -> int | None:
+        """
+        Process id, in this pid namespace.
+        """
+    @property
+    def reason(self, /) -> str | None:
+        """
+        Why it wanted the lease, in its own words: escape them before showing them.
+        """
+    @property
+    def since(self, /) -> float | None:
+        """
+        When it got the lease, in seconds since the epoch.
+        """
+    def to_dict(self, /) -> "dict[str, object]":
+        """
+        All of it as plain values; `since_us` is in microseconds since the epoch.
+        """
+
+@final
+class LeaseStatus:
+    """
+    One look at a lease: `held` and `mode` are facts of the kernel, everything else is a hint.
+    """
+    def __eq__(self, value: object, /) -> bool: ...
+    def __ne__(self, value: object, /) -> bool: ...
+    def __repr__(self, /) -> str: ...
+    @property
+    def held(self, /) -> bool:
+        """
+        Whether anybody holds the lease.
+        """
+    @property
+    def holders(self, /) -> list[LeaseParty]:
+        """
+        Those who hold it, as far as they can be known: may be empty while `held`.
+        """
+    @property
+    def mode(self, /) -> str | None:
+        """
+        `"exclusive"`, `"shared"`, or None when it is free.
+        """
+    def to_dict(self, /) -> "dict[str, object]":
+        """
+        All of it as plain values.
+        """
+    def to_json(self, /) -> str:
+        """
+        `to_dict` as one JSON object.
+        """
+    @property
+    def waiters(self, /) -> list[LeaseParty]:
+        """
+        Those asleep in a wait for it, as far as `/proc/locks` shows them.
+        """
+
+@final
+class LeaseWait:
+    """
+    A wait for a lease, for an event loop: readable when it is over.
+    """
+    def cancel(self, /) -> None:
+        """
+        End the wait; the lease is not held afterwards.
+        """
+    def fileno(self, /) -> int:
+        """
+        The descriptor to watch for reading; it stays open as long as this object lives.
+        """
+    def finish(self, /) -> None:
+        """
+        Collect a wait that is over: the lease is held, or an exception says why not.
+        """
 
 @disjoint_base
 class Pacer:
@@ -187,3 +345,23 @@ class Snapshot:
         """
         The seed's `/gpu/peers` document (`gpu_key`, `self`, `peers`) with our keys behind the seed's, as JSON text.
         """
+
+def adopt_orphans() -> None:
+    """
+    Become the parent of all descendants whose own parent ends; for the supervisor of `ocgpu run`.
+    """
+
+def is_gpu_key(text: str) -> bool:
+    """
+    Whether a text may be a GPU key.
+    """
+
+def is_weight(value: SupportsFloat | SupportsIndex) -> bool:
+    """
+    Whether a number may be a weight.
+    """
+
+def lease_status(key: str | None, path: str | PathLike[str] | None = None) -> LeaseStatus:
+    """
+    Look at a lease without touching it; `ocgpu.lease_status` finds the key.
+    """

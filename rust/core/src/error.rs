@@ -2,6 +2,9 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::lease::LeaseParty;
 
 /// Shorthand for results of this crate.
 pub type Result<T> = std::result::Result<T, Error>;
@@ -26,6 +29,41 @@ pub enum Error {
         /// What failed and what to do about it.
         reason: String,
     },
+    /// Another process holds the lease and the caller did not want to wait.
+    LeaseBusy {
+        /// The lease file.
+        path: PathBuf,
+        /// One who holds it, where that is known.
+        holder: Option<LeaseParty>,
+    },
+    /// The lease was not granted in time.
+    LeaseTimeout {
+        /// The lease file.
+        path: PathBuf,
+        /// How long the caller wanted to wait.
+        timeout: Duration,
+        /// One who holds it, where that is known.
+        holder: Option<LeaseParty>,
+    },
+    /// A wait for the lease was ended from outside: by a signal, or by a release from another thread.
+    LeaseInterrupted {
+        /// The lease file.
+        path: PathBuf,
+    },
+    /// The lease was used against its rules.
+    LeaseMisuse {
+        /// The lease file.
+        path: PathBuf,
+        /// What was wrong and what to do instead.
+        reason: &'static str,
+    },
+    /// The lease file cannot be used: no directory, no permission, not a regular file.
+    LeaseUnavailable {
+        /// The lease file.
+        path: PathBuf,
+        /// What failed and what to do about it.
+        reason: String,
+    },
     /// An operating system call failed where nothing more telling applies.
     Io {
         /// The call or the aim, in the present tense.
@@ -46,6 +84,21 @@ impl fmt::Display for Error {
             Self::RegistryUnavailable { path, reason } => {
                 write!(f, "registry unavailable: `{}`: {reason}", path.display())
             }
+            Self::LeaseBusy { path, holder } => {
+                write!(f, "lease busy: `{}` is held by {}", path.display(), Holder(holder.as_ref()))
+            }
+            Self::LeaseTimeout { path, timeout, holder } => {
+                let (path, holder, seconds) =
+                    (path.display(), Holder(holder.as_ref()), timeout.as_secs_f64());
+                write!(f, "lease not granted within {seconds} s: `{path}` is held by {holder}")
+            }
+            Self::LeaseInterrupted { path } => {
+                write!(f, "wait for the lease ended: `{}` was released while waiting", path.display())
+            }
+            Self::LeaseMisuse { path, reason } => write!(f, "lease misused: `{}`: {reason}", path.display()),
+            Self::LeaseUnavailable { path, reason } => {
+                write!(f, "lease unavailable: `{}`: {reason}", path.display())
+            }
             Self::Io { doing, path, source } => write!(f, "cannot {doing} `{}`: {source}", path.display()),
         }
     }
@@ -56,6 +109,18 @@ impl std::error::Error for Error {
         match self {
             Self::Io { source, .. } => Some(source),
             _ => None,
+        }
+    }
+}
+
+/// A holder in a message, known or not.
+struct Holder<'a>(Option<&'a LeaseParty>);
+
+impl fmt::Display for Holder<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            Some(holder) => holder.fmt(f),
+            None => f.write_str("an unknown process"),
         }
     }
 }

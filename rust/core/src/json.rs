@@ -22,21 +22,25 @@ impl Object {
 
     pub(crate) fn integer(&mut self, key: &str, value: u64) {
         self.key(key);
-        self.write(format_args!("{value}"));
+        self.digits(value, 1);
     }
 
     pub(crate) fn boolean(&mut self, key: &str, value: bool) {
         self.raw(key, if value { "true" } else { "false" });
     }
 
-    /// A number; what JSON has no word for (NaN, infinities) becomes null.
-    pub(crate) fn number(&mut self, key: &str, value: f64) {
+    /// `value` divided by ten to the `digits`, without rounding: integers print several times faster than floats.
+    pub(crate) fn decimal(&mut self, key: &str, value: u64, digits: u32) {
         self.key(key);
-        if value.is_finite() {
-            self.write(format_args!("{value:?}"));
-        } else {
-            self.out.push_str("null");
+        let unit = 10_u64.pow(digits);
+        let (mut fraction, mut width) = (value % unit, digits as usize);
+        while width > 1 && fraction % 10 == 0 {
+            fraction /= 10;
+            width -= 1;
         }
+        self.digits(value / unit, 1);
+        self.out.push('.');
+        self.digits(fraction, width);
     }
 
     /// A value that is JSON already.
@@ -79,12 +83,21 @@ impl Object {
         if !self.out.ends_with('{') {
             self.out.push(',');
         }
-        self.write(format_args!("\"{key}\":"));
+        self.out.push('"');
+        self.out.push_str(key);
+        self.out.push_str("\":");
     }
 
-    fn write(&mut self, text: std::fmt::Arguments<'_>) {
-        // Writing to a String cannot fail.
-        let _ = self.out.write_fmt(text);
+    /// At least `width` digits. By hand: the formatting machinery was most of a snapshot's time.
+    fn digits(&mut self, mut value: u64, width: usize) {
+        let mut digits = [b'0'; 20];
+        let mut start = digits.len();
+        while value > 0 || digits.len() - start < width.max(1) {
+            start -= 1;
+            digits[start] = b'0' + u8::try_from(value % 10).unwrap_or(0);
+            value /= 10;
+        }
+        self.out.push_str(std::str::from_utf8(&digits[start..]).unwrap_or("0"));
     }
 }
 
@@ -119,12 +132,23 @@ mod tests {
     }
 
     #[test]
-    fn numbers_without_a_word_in_json_are_null() {
+    fn decimals_keep_every_digit_and_no_idle_zero() {
         let mut object = Object::new();
 
-        object.number("a", 2.0);
-        object.number("b", f64::NAN);
+        for (key, value) in [("a", 0), ("b", 666_666), ("c", 500_000), ("d", 70)] {
+            object.decimal(key, value, 4);
+        }
 
-        assert_eq!(object.end(), r#"{"a":2.0,"b":null}"#);
+        assert_eq!(object.end(), r#"{"a":0.0,"b":66.6666,"c":50.0,"d":0.007}"#);
+    }
+
+    #[test]
+    fn objects_and_arrays_nest() {
+        let mut object = Object::new();
+
+        object.object("own", |own| own.integer("pid", 1));
+        object.array("all", [2, 3].into_iter().map(|pid| move |peer: &mut Object| peer.integer("pid", pid)));
+
+        assert_eq!(object.end(), r#"{"own":{"pid":1},"all":[{"pid":2},{"pid":3}]}"#);
     }
 }

@@ -29,7 +29,7 @@ impl Peer {
     /// Relative claim on the compute.
     #[getter]
     fn weight(&self) -> f64 {
-        self.0.weight
+        f64::from(self.0.weight_milli) / 1000.0
     }
 
     /// Share of the compute, 0 to 1; 0 while idle.
@@ -87,7 +87,7 @@ impl Peer {
             peer.pid,
             peer.name,
             peer.slot,
-            peer.weight,
+            f64::from(peer.weight_milli) / 1000.0,
             f64::from(peer.share_ppm) / 1e6,
             peer.state.as_str()
         )

@@ -51,8 +51,8 @@ pub struct Peer {
     pub pid: u32,
     /// What it calls itself.
     pub name: String,
-    /// Its weight.
-    pub weight: f64,
+    /// Its weight, in thousandths.
+    pub weight_milli: u32,
     /// Its share of the compute, parts per million; 0 while idle.
     pub share_ppm: u32,
     /// Measured fraction of time at work, parts per million.
@@ -115,9 +115,9 @@ impl Snapshot {
 fn describe_into(out: &mut json::Object, peer: &Peer) {
     out.integer("pid", u64::from(peer.pid));
     out.text("name", &peer.name);
-    out.number("weight", peer.weight);
-    out.number("share_pct", f64::from(peer.share_ppm) / 10_000.0);
-    out.number("busy_pct", f64::from(peer.busy_ppm) / 10_000.0);
+    out.decimal("weight", u64::from(peer.weight_milli), 3);
+    out.decimal("share_pct", u64::from(peer.share_ppm), 4);
+    out.decimal("busy_pct", u64::from(peer.busy_ppm), 4);
     out.boolean("active", peer.active);
     out.integer("heartbeat_age_ms", peer.heartbeat_age_ms);
     out.boolean("alive", peer.alive);
@@ -210,7 +210,7 @@ impl Peer {
     fn from_view(view: SlotView, verdict: Verdict, wall_us: i64) -> Self {
         Self {
             pid: view.pid,
-            weight: f64::from(weight_milli(view.weight)) / 1000.0,
+            weight_milli: weight_milli(view.weight),
             share_ppm: 0,
             busy_ppm: view.busy_ppm,
             active: view.active,

@@ -4,7 +4,8 @@
 //!
 //! | name | what it does |
 //! |---|---|
-//! | `open_or_create`, `OpenedFile` | open a file that others may have planted, or create it with an exact mode |
+//! | `open_or_create` | open a file that others may have planted, or create it with an exact mode |
+//! | `open_existing` | open a file for reading, if there is one |
 //! | `reserve` | give a file its size and its memory, so that a later store cannot fault |
 //! | `Identity` | which file a handle or a path is |
 //! | `Mapping` | a shared mapping of the first bytes of a file |
@@ -12,6 +13,11 @@
 //! | `lock_file`, `unlock_file` | the whole-file lock that dies with its last handle |
 //! | `lock_byte`, `unlock_byte`, `byte_lock_held` | locks on single bytes, past the end of the file too |
 //! | `fork_generation` | a count that a forked child finds raised |
+//! | `PerProcess` | a value that a forked child makes anew |
+//! | `file_lock_lines`, `process_exists`, `command_name` | who has and who waits for a whole-file lock, as far as the system tells |
+//! | `ThreadHandle` | end the blocking call of one thread |
+//! | `Event` | a handle that an event loop can wait for |
+//! | `adopt_orphans` | become the parent of descendants that lose theirs |
 //! | `process_identity`, `boot_hash` | who this process is, which boot this is |
 //! | `random_u64` | a number that nobody else drew |
 

@@ -39,37 +39,38 @@ impl Identity {
     }
 }
 
-/// What `open_or_create` found or made.
-#[derive(Debug)]
-pub(crate) struct OpenedFile {
-    pub(crate) file: File,
-    /// This call created it.
-    pub(crate) created: bool,
-}
-
 /// Open `path` for reading and writing, or create it with exactly `mode`, whatever the umask.
 ///
 /// The order is: open without creating, and only then create exclusively. With `fs.protected_regular` a plain
 /// `O_CREAT` on another user's file in a sticky directory is refused even to root (proc(5)). A symbolic link is
 /// refused, a FIFO does not block, and what is not a regular file is an error.
-pub(crate) fn open_or_create(path: &Path, mode: u32) -> io::Result<OpenedFile> {
+pub(crate) fn open_or_create(path: &Path, mode: u32) -> io::Result<File> {
     // A file can vanish between the two opens, and appear between them: both are tried again.
     for _ in 0..100 {
         match options().open(path) {
-            Ok(file) => return Ok(OpenedFile { file: regular(file)?, created: false }),
+            Ok(file) => return regular(file),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
         match options().create_new(true).mode(mode).open(path) {
             Ok(file) => {
                 file.set_permissions(Permissions::from_mode(mode))?;
-                return Ok(OpenedFile { file, created: true });
+                return Ok(file);
             }
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
             Err(error) => return Err(error),
         }
     }
     Err(io::Error::other("the file appears and vanishes while it is being opened"))
+}
+
+/// Open `path` for reading, never creating it; `None` when there is none. Refuses what `open_or_create` refuses.
+pub(crate) fn open_existing(path: &Path) -> io::Result<Option<File>> {
+    match options().write(false).open(path) {
+        Ok(file) => regular(file).map(Some),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Whether an open failed because a symbolic link stands there, which `O_NOFOLLOW` refuses.

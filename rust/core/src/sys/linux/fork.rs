@@ -10,8 +10,8 @@ use std::fs::File;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::os::fd::AsRawFd;
-use std::sync::Once;
 use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::{Once, OnceLock};
 
 /// Handles beyond this many stay open in a forked child until it executes another program.
 const WATCHED_MAX: usize = 1024;
@@ -37,11 +37,7 @@ pub(crate) struct ProcessFile {
 
 impl ProcessFile {
     pub(crate) fn new(file: File) -> Self {
-        static INSTALL: Once = Once::new();
-        INSTALL.call_once(|| {
-            // SAFETY: `in_child` only uses atomics and close(2), and stays valid as long as this library is loaded.
-            unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-        });
+        watch_forks();
         let watched = WATCHED.iter().position(|entry| {
             entry.compare_exchange(NONE, file.as_raw_fd(), Ordering::Relaxed, Ordering::Relaxed).is_ok()
         });
@@ -73,6 +69,52 @@ impl Drop for ProcessFile {
         // SAFETY: dropped here and nowhere else; `self` is not used afterwards.
         unsafe { ManuallyDrop::drop(&mut self.file) };
     }
+}
+
+/// A value of this process alone: a forked child makes its own at first use.
+///
+/// The parent's cannot serve there: a lock inside may be taken by a thread that does not exist in the child. It is
+/// kept untouched beside the child's own.
+#[derive(Debug)]
+pub(crate) struct PerProcess<T> {
+    generation: u32,
+    value: T,
+    next: OnceLock<Box<PerProcess<T>>>,
+}
+
+impl<T> PerProcess<T> {
+    pub(crate) fn new(value: T) -> Self {
+        watch_forks();
+        Self { generation: fork_generation(), value, next: OnceLock::new() }
+    }
+
+    /// This process's value, made by `make` when it has none yet.
+    pub(crate) fn get_or_make(&self, make: impl Fn() -> T) -> &T {
+        let generation = fork_generation();
+        let mut node = self;
+        while node.generation != generation {
+            node = node.next.get_or_init(|| Box::new(Self::new(make())));
+        }
+        &node.value
+    }
+
+    /// This process's value; `None` in a forked child that has made none.
+    pub(crate) fn get(&self) -> Option<&T> {
+        let generation = fork_generation();
+        let mut node = self;
+        while node.generation != generation {
+            node = node.next.get()?;
+        }
+        Some(&node.value)
+    }
+}
+
+fn watch_forks() {
+    static INSTALL: Once = Once::new();
+    INSTALL.call_once(|| {
+        // SAFETY: `in_child` only uses atomics and close(2), and stays valid as long as this library is loaded.
+        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+    });
 }
 
 extern "C" fn in_child() {

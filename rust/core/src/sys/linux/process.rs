@@ -1,6 +1,7 @@
 //! Who this process is, in words that hold across pid namespaces and pid reuse (proc(5)).
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 
 /// What tells this process from any other of the machine, past and present.
@@ -25,6 +26,15 @@ pub(crate) fn process_identity() -> ProcessIdentity {
             .unwrap_or(0),
         // SAFETY: getuid has no arguments and cannot fail.
         uid: unsafe { libc::getuid() },
+    }
+}
+
+/// Become the parent of all descendants whose own parent ends (`PR_SET_CHILD_SUBREAPER`, prctl(2)).
+pub(crate) fn adopt_orphans() -> io::Result<()> {
+    // SAFETY: a plain system call without pointers.
+    match unsafe { libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 

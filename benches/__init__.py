@@ -1,0 +1,1 @@
+"""Benchmarks: each figure beside its floor or a peer in the same run."""

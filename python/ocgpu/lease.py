@@ -1,0 +1,151 @@
+"""The machine-wide lease on one GPU: who may be resident on the card."""
+
+import asyncio
+import os
+from pathlib import Path
+from types import EllipsisType, TracebackType
+from typing import Literal, Self, cast
+
+from ocgpu import _ocgpu
+from ocgpu._ocgpu import LeaseParty, LeaseStatus, LeaseWait
+from ocgpu.device import resolve_key
+
+__all__ = ["Lease", "LeaseParty", "LeaseStatus", "lease_status"]
+
+
+class Lease(_ocgpu.Lease):
+    """A machine-wide claim on one GPU, held until released or until the process dies.
+
+    The kernel excludes the others and frees the lease of a process that ends, however it ends.
+    One object holds the lease once: for a second claim make a second object, also in the same
+    process, where the two exclude each other. There is no upgrade from shared to exclusive and no
+    downgrade: release, then acquire the other. A forked child does not hold its parent's lease.
+
+    Args:
+        gpu: Device UUID (`GPU-...`), any name that all holders agree on, or a device number.
+            None asks `OCGPU_GPU_KEY`, then takes the first GPU.
+        mode: `"exclusive"` excludes everybody, `"shared"` only exclusive holders.
+        timeout: Seconds to wait, for `with` and wherever a call names no other. 0 tries once, None
+            waits for ever.
+        reason: Why, for those who have to wait; at most 200 bytes.
+        path: The lease file, instead of the one of `gpu`.
+
+    Raises:
+        ConfigError: An argument is outside its legal form.
+        NoGpuError: Neither `gpu` nor `path` is given, and this machine has no GPU.
+    """
+
+    __slots__ = ("__weakref__", "_timeout")
+    _timeout: float | None
+
+    def __new__(
+        cls,
+        gpu: str | int | None = None,
+        mode: Literal["exclusive", "shared"] = "exclusive",
+        *,
+        timeout: float | None = None,
+        reason: str | None = None,
+        path: str | os.PathLike[str] | None = None,
+    ) -> Self:
+        """Make a lease; nothing is taken yet."""
+        cls._check_timeout(timeout)
+        key = None if path is not None else resolve_key(gpu)
+        file = None if path is None else Path(path)
+        self = cast("Self", super().__new__(cls, key, mode, reason=reason, path=file))
+        self._timeout = timeout
+        return self
+
+    def acquire(self, *, timeout: float | EllipsisType | None = ...) -> None:
+        """Take the lease, waiting for it where another has it. Ctrl-C ends the wait.
+
+        Args:
+            timeout: Seconds to wait; 0 tries once, None waits for ever. Without it, the object's.
+
+        Raises:
+            LeaseBusyError: `timeout` is 0 and another process holds it; `.holder` is a pid or None.
+            LeaseTimeoutError: `timeout` seconds passed.
+            LeaseError: This object holds it or waits for it already, another thread released the
+                object during the wait, or the file cannot be used.
+        """
+        self._acquire(self._timeout if timeout is ... else timeout)
+
+    async def aacquire(self, *, timeout: float | EllipsisType | None = ...) -> None:
+        """Take the lease as `acquire` does, while the event loop goes on.
+
+        When the task is cancelled, the lease is not held afterwards, also where it came in the same
+        moment.
+        """
+        seconds = self._timeout if timeout is ... else timeout
+        wait = self._start(seconds)
+        if wait is None:
+            return
+        try:
+            await _readable(wait, seconds)
+            wait.finish()
+        except TimeoutError:
+            self._stop(wait, seconds or 0.0)
+        except BaseException:
+            wait.cancel()
+            raise
+
+    def __enter__(self) -> Self:
+        self.acquire()
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    async def __aenter__(self) -> Self:
+        await self.aacquire()
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.release()
+
+    def __repr__(self) -> str:
+        state = "held" if self.held else "not held"
+        return f"<Lease {str(self.path)!r} {self.mode}, {state}>"
+
+
+def lease_status(
+    gpu: str | int | None = None, path: str | os.PathLike[str] | None = None
+) -> LeaseStatus:
+    """Look at a lease without touching it: no acquisition anywhere is disturbed by it.
+
+    `held` and `mode` are right for all leases of ocgpu. Holders by name, waiters, and locks that
+    other programs put on the file (`flock(1)`) are hints, from the record and `/proc/locks`.
+
+    Args:
+        gpu: As for `Lease`.
+        path: The lease file, instead of the one of `gpu`.
+
+    Raises:
+        ConfigError: An argument is outside its legal form.
+        LeaseError: What stands at the path is not a lease file or cannot be read.
+        NoGpuError: Neither `gpu` nor `path` is given, and this machine has no GPU.
+    """
+    if path is not None:
+        return _ocgpu.lease_status(None, Path(path))
+    return _ocgpu.lease_status(resolve_key(gpu))
+
+
+async def _readable(wait: LeaseWait, timeout: float | None) -> None:
+    """Return when `wait` is over; TimeoutError after `timeout` seconds."""
+    loop = asyncio.get_running_loop()
+    over = asyncio.Event()
+    loop.add_reader(wait.fileno(), over.set)
+    try:
+        async with asyncio.timeout(timeout):
+            await over.wait()
+    finally:
+        loop.remove_reader(wait.fileno())

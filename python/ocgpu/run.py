@@ -1,0 +1,149 @@
+"""`ocgpu run`: hold the lease of a GPU for as long as a command runs.
+
+The command and its supervisor share the handle of the lease, so that it is free when the last of
+both has ended: even `kill -9` of the supervisor leaves the command its lease. A command that closes
+descriptors which it does not know keeps the lease only as long as the supervisor lives.
+
+Processes that the command leaves behind may still be on the card: the supervisor adopts them and
+keeps the lease until they have ended too.
+"""
+
+import argparse
+import math
+import sys
+from typing import Any, Final, NoReturn
+
+from ocgpu.durations import DURATION_FORM, parse_duration
+from ocgpu.errors import LeaseError
+from ocgpu.lease import Lease, LeaseParty, lease_status
+from ocgpu.supervisor import supervise
+from ocgpu.text import printable
+
+__all__ = ["add_parser", "run"]
+
+CANNOT_EXECUTE: Final = 126
+"""Exit status for a command that is there and cannot be run, as in a shell."""
+NOT_FOUND: Final = 127
+"""Exit status for a command that is not there, as in a shell."""
+
+_WEIGHT_MIN: Final = 0.001
+_WEIGHT_MAX: Final = 1000.0
+_EPILOG: Final = (
+    "Exit status: the command's own; 75 when the lease is busy or timed out; 126 or 127 when the "
+    "command cannot be run or found; 128+n when signal n ended it."
+)
+
+
+def add_parser(subparsers: Any) -> None:  # noqa: ANN401  # argparse keeps this type private
+    """Add `run` to the commands."""
+    parser: argparse.ArgumentParser = subparsers.add_parser(
+        "run",
+        help="run a command while holding the lease of the GPU",
+        description="Run a command while holding the lease of the GPU, waiting for it first.",
+        epilog=_EPILOG,
+        usage="ocgpu run [OPTION ...] -- COMMAND [ARGUMENT ...]",
+    )
+    parser.add_argument(
+        "--gpu",
+        type=_gpu,
+        metavar="GPU",
+        help="a key or any agreed name, or the number of a device (default: OCGPU_GPU_KEY, else 0)",
+    )
+    parser.add_argument("--shared", action="store_true", help="together with other shared holders")
+    parser.add_argument(
+        "--timeout",
+        type=_timeout,
+        metavar="DURATION",
+        help="wait that long at most, such as 30s; 0 does not wait (default: for ever)",
+    )
+    parser.add_argument("--reason", metavar="TEXT", help="tell those who wait what this is for")
+    parser.add_argument(
+        "--weight", type=_weight, metavar="W", help="for a command that paces itself: --shared"
+    )
+    parser.add_argument("argv", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
+
+    def command(arguments: argparse.Namespace) -> int:
+        argv: list[str] = arguments.argv
+        if argv[:1] == ["--"]:
+            argv = argv[1:]
+        if not argv:
+            _refuse(parser)
+        shared = arguments.shared or arguments.weight is not None
+        lease = Lease(arguments.gpu, "shared" if shared else "exclusive", reason=arguments.reason)
+        return run(lease, argv, timeout=arguments.timeout)
+
+    parser.set_defaults(command=command)
+
+
+def run(lease: Lease, argv: list[str], *, timeout: float | None = None) -> int:
+    """Run `argv` under `lease`; returns the exit status that a shell would give it.
+
+    Args:
+        lease: Not held yet, and not held any more afterwards.
+        argv: The command and its arguments.
+        timeout: Seconds to wait for the lease; 0 tries once, None waits for ever.
+
+    Raises:
+        LeaseBusyError: `timeout` is 0 and another process holds the lease.
+        LeaseTimeoutError: `timeout` seconds passed.
+    """
+    if not lease.try_acquire():
+        if timeout != 0.0:
+            _say(f"waiting for the lease, held by {_holders(lease)}")
+        lease.acquire(timeout=timeout)
+    try:
+        return supervise(lease, argv)
+    except OSError as error:
+        _say(f"cannot run `{printable(argv[0])}`: {error.strerror or error}")
+        return NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE
+    finally:
+        lease.release()
+
+
+def _holders(lease: Lease) -> str:
+    try:
+        holders = lease_status(path=lease.path).holders
+    except LeaseError:
+        holders = []
+    return ", ".join(map(_describe, holders)) or "an unknown process"
+
+
+def _describe(holder: LeaseParty) -> str:
+    words = [f"pid {holder.pid}" if holder.pid is not None else "an unknown process"]
+    if holder.name is not None:
+        words.append(f"({printable(holder.name)})")
+    if holder.reason is not None:
+        words.append(f"for: {printable(holder.reason)}")
+    return " ".join(words)
+
+
+def _say(message: str) -> None:
+    sys.stderr.write(f"ocgpu: {message}\n")
+    sys.stderr.flush()
+
+
+def _refuse(parser: argparse.ArgumentParser) -> NoReturn:
+    parser.error("no command given: write it after `--`, as in `ocgpu run -- python train.py`")
+
+
+def _gpu(text: str) -> str | int:
+    """Tell the number of a device from a name: no driver names a device by digits alone."""
+    return int(text) if text.isascii() and text.isdigit() else text
+
+
+def _timeout(text: str) -> float:
+    try:
+        return parse_duration(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r}; use {DURATION_FORM}") from None
+
+
+def _weight(text: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = math.nan
+    if not _WEIGHT_MIN <= weight <= _WEIGHT_MAX:
+        message = f"{text!r}; use a number from {_WEIGHT_MIN} to {_WEIGHT_MAX:.0f}"
+        raise argparse.ArgumentTypeError(message)
+    return weight

@@ -1,0 +1,284 @@
+"""`ocgpu run`: real commands under a real lease."""
+
+import os
+import pty
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from ocgpu import Lease, lease_status
+from tests.waiting import wait_until
+
+pytestmark = pytest.mark.usefixtures("gpu_dir", "gpu_key")
+
+RUN = [sys.executable, "-m", "ocgpu", "run"]
+# Says its pid, then waits for its standard input to close.
+CHATTY = ["sh", "-c", "echo $$; cat"]
+# The same in one process.
+ALONE = [sys.executable, "-c", "import os; print(os.getpid(), flush=True); input()"]
+
+
+def done(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*RUN, *arguments], capture_output=True, text=True, check=False, timeout=25
+    )
+
+
+@contextmanager
+def running(*arguments: str) -> Iterator[tuple[subprocess.Popen[str], int]]:
+    """A supervisor whose command runs, and the command's pid, which its first line says."""
+    process = subprocess.Popen(
+        [*RUN, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        yield process, int(process.stdout.readline())
+    finally:
+        process.communicate(timeout=20)
+
+
+def until_recorded(pid: int) -> None:
+    """The supervisor names the command as the holder after it has started."""
+    wait_until(lambda: [holder.pid for holder in lease_status().holders] == [pid])
+
+
+def test_the_command_runs_under_the_lease_with_its_own_input_and_output() -> None:
+    code = "import ocgpu, sys; print(ocgpu.lease_status().mode, sys.stdin.read())"
+
+    result = subprocess.run(
+        [*RUN, "--", sys.executable, "-c", code],
+        input="in",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+    assert (result.stdout, result.stderr) == ("exclusive in\n", "")
+    assert not lease_status().held
+
+
+@pytest.mark.parametrize(
+    ("argv", "status"),
+    [
+        (["true"], 0),
+        (["sh", "-c", "exit 7"], 7),
+        (["sh", "-c", "kill -TERM $$"], 128 + signal.SIGTERM),
+        (["sh", "-c", "kill -KILL $$"], 128 + signal.SIGKILL),
+        (["no-such-command-here"], 127),
+        (["/etc/passwd"], 126),
+        (["/"], 126),
+    ],
+)
+def test_exit_status_is_that_of_a_shell(argv: list[str], status: int) -> None:
+    assert done("--", *argv).returncode == status
+    assert not lease_status().held
+
+
+def test_a_command_that_cannot_run_is_named() -> None:
+    assert "ocgpu: cannot run `no-such`: No such file" in done("--", "no-such").stderr
+
+
+@pytest.mark.parametrize("flag", ["--shared", "--weight=2"])
+def test_shared_and_weight_take_the_lease_shared(flag: str) -> None:
+    with running(flag, "--", *CHATTY):
+        assert lease_status().mode == "shared"
+
+
+def test_options_of_the_command_are_its_own() -> None:
+    assert done("--shared", "echo", "--timeout", "x").stdout == "--timeout x\n"
+    assert done("--", "echo", "--", "a").stdout == "-- a\n"
+
+
+@pytest.mark.parametrize("timeout", ["0", "10ms"])
+def test_a_busy_or_late_lease_is_status_75_and_names_the_holder(timeout: str) -> None:
+    with Lease(reason="mine"):
+        result = done("--timeout", timeout, "--", "true")
+
+    assert result.returncode == 75
+    assert f'is held by pid {os.getpid()} ("' in result.stderr
+
+
+def test_who_holds_is_said_once_while_waiting_with_foreign_text_escaped() -> None:
+    with Lease(reason="fine\x1b[2J") as lease:
+        waiting = subprocess.Popen([*RUN, "--", "true"], stderr=subprocess.PIPE, text=True)
+        wait_until(lambda: lease.wanted() == 1, what="the supervisor to wait")
+    _, errors = waiting.communicate(timeout=20)
+
+    assert waiting.returncode == 0
+    assert errors.count("\n") == 1
+    assert f"ocgpu: waiting for the lease, held by pid {os.getpid()} " in errors
+    assert "fine\\x1b[2J" in errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no command given"),
+        (["--"], "no command given"),
+        (["--timeout", "3", "--", "true"], "'3'; use a duration such as `1m30s`"),
+        (["--weight", "nan", "--", "true"], "'nan'; use a number from 0.001 to 1000"),
+        (["--weight", "0", "--", "true"], "use a number from 0.001 to 1000"),
+        (["--gpu", "a/b", "--", "true"], "invalid `gpu`"),
+        (["--reason", "x" * 201, "--", "true"], "invalid `reason`"),
+    ],
+)
+def test_illegal_usage_is_refused_with_status_2(arguments: list[str], message: str) -> None:
+    result = done(*arguments)
+
+    assert result.returncode == 2
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1])
+def test_signals_are_passed_on(number: signal.Signals) -> None:
+    code = (
+        "import os, signal\n"
+        f"signal.pthread_sigmask(signal.SIG_BLOCK, [{int(number)}])\n"
+        "print(os.getpid(), flush=True)\n"
+        f"signal.sigwait([{int(number)}])\n"
+        "os._exit(42)\n"
+    )
+    with running("--", sys.executable, "-c", code) as (supervisor, _):
+        supervisor.send_signal(number)
+        assert supervisor.wait(timeout=20) == 42
+
+
+def test_the_command_starts_with_no_signal_blocked() -> None:
+    result = done("--", "grep", "SigBlk", "/proc/self/status")
+
+    assert int(result.stdout.split()[1], 16) == 0
+
+
+def test_the_holder_is_the_command_and_its_reason() -> None:
+    with running("--reason", "train", "--", *CHATTY) as (_, pid):
+        until_recorded(pid)
+        (holder,) = lease_status().holders
+
+    assert (holder.pid, holder.name, holder.reason) == (pid, "sh", "train")
+
+
+def test_killing_the_supervisor_leaves_the_command_its_lease() -> None:
+    with running("--", *ALONE) as (supervisor, pid):
+        until_recorded(pid)
+        supervisor.kill()
+        supervisor.wait()
+
+        assert not Lease().try_acquire()
+        status = lease_status()
+        assert (status.mode, [holder.pid for holder in status.holders]) == ("exclusive", [pid])
+
+        os.kill(pid, signal.SIGKILL)
+        Lease().acquire(timeout=20)
+
+
+def test_killing_the_command_frees_the_lease() -> None:
+    with running("--", *ALONE) as (supervisor, pid):
+        os.kill(pid, signal.SIGKILL)
+
+        assert supervisor.wait(timeout=20) == 128 + signal.SIGKILL
+        assert not lease_status().held
+
+
+def test_what_the_command_leaves_behind_keeps_the_lease_until_it_ends() -> None:
+    # The one that is left closes all descriptors that it does not know, as daemons do.
+    code = (
+        "import os, subprocess, sys\n"
+        "left = subprocess.Popen(['sleep', '60'], stdout=2, close_fds=True)\n"
+        "print(left.pid, flush=True)\n"
+        "os._exit(3)\n"
+    )
+    with running("--", sys.executable, "-c", code) as (supervisor, left):
+        assert supervisor.stderr is not None
+        assert f"pid {left}\n" in supervisor.stderr.readline()
+        assert not Lease().try_acquire()
+
+        supervisor.terminate()
+
+        assert supervisor.wait(timeout=20) == 3
+        assert not Path(f"/proc/{left}").exists()
+        assert Lease().try_acquire()
+
+
+def test_the_supervisor_opens_no_way_to_the_lease_for_others() -> None:
+    script = "for fd in /proc/self/fd/*; do readlink $fd; done | grep -c ocgpu"
+
+    # Lease and gate, as the command must have them; nothing else of ours.
+    assert done("--", "sh", "-c", script).stdout == "2\n"
+
+
+class Terminal:
+    """`ocgpu run` as the foreground job of a terminal of its own."""
+
+    def __init__(self, *argv: str) -> None:
+        self.pid, self._end = pty.fork()
+        if self.pid == 0:
+            os.execv(RUN[0], [*RUN, "--", *argv])  # noqa: S606
+        self.seen = b""
+
+    def until(self, text: bytes) -> None:
+        deadline = time.monotonic() + 20
+        while text not in self.seen:
+            assert time.monotonic() < deadline, self.seen
+            if select.select([self._end], [], [], 0.1)[0]:
+                self.seen += os.read(self._end, 4096)
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._end, keys)
+
+    def foreground(self) -> int:
+        return os.tcgetpgrp(self._end)
+
+    def status(self) -> int:
+        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        os.close(self._end)
+        return code
+
+
+def test_in_a_terminal_the_command_has_the_foreground_and_ctrl_c_reaches_it_once() -> None:
+    code = (
+        "import os, signal\n"
+        "seen = []\n"
+        "signal.signal(signal.SIGINT, lambda *_: seen.append(1))\n"
+        "print('pid', os.getpid(), os.getpgrp(), 'ready', flush=True)\n"
+        "input()\n"
+        "print('interrupts', len(seen), flush=True)\n"
+    )
+    terminal = Terminal(sys.executable, "-c", code)
+    terminal.until(b"ready")
+    pid, group = map(int, terminal.seen.split(b"pid ")[1].split()[:2])
+
+    assert pid == group == terminal.foreground() != terminal.pid
+    terminal.type(b"\x03")
+    terminal.until(b"^C")
+    terminal.type(b"\n")
+    terminal.until(b"interrupts 1")
+    assert terminal.status() == 0
+
+
+def test_ctrl_z_stops_the_job_and_continuing_it_gives_the_terminal_back() -> None:
+    code = "print('ready', flush=True); input(); print('went on', flush=True)"
+    terminal = Terminal(sys.executable, "-c", code)
+    terminal.until(b"ready")
+    group = terminal.foreground()
+
+    terminal.type(b"\x1a")
+    _, status = os.waitpid(terminal.pid, os.WUNTRACED)
+    assert os.WIFSTOPPED(status)
+    assert lease_status().held
+
+    os.kill(terminal.pid, signal.SIGCONT)
+    wait_until(lambda: terminal.foreground() == group)
+    terminal.type(b"\n")
+    terminal.until(b"went on")
+    assert terminal.status() == 0
