@@ -64,6 +64,11 @@ async def test_serve_is_a_peer_of_its_gpu(gpu_key: str) -> None:
         assert [peer.name for peer in ocgpu.peers(gpu_key).peers] == ["ocgpu-serve"]
         text = (await exchange(bound.admin_url, get("/metrics"))).decode()
         assert "gpushare_peers 1\n" in text
+        assert "gpulease_held 0\n" in text
+        with ocgpu.Lease(gpu_key):
+            text = (await exchange(bound.admin_url, get("/metrics"))).decode()
+        assert "gpulease_held 1\n" in text
+        assert "gpulease_waiters 0\n" in text
 
     assert ocgpu.peers(gpu_key).peers == []
 
