@@ -95,6 +95,10 @@ def test_faults_answer_as_often_as_asked(engines: Engines) -> None:
     with pytest.raises(http.client.IncompleteRead) as cut:
         call("GET", url)
     assert len(cut.value.partial) == 20
+    engines.ollama.fail("GET /api/tags", cut_after(20, chunked=True))
+    with pytest.raises(http.client.IncompleteRead) as chunks:
+        call("GET", f"{engines.ollama.url}/api/tags")
+    assert len(chunks.value.partial) == 20
     stalled = background(lambda: call("GET", url))
     gate.wait_reached()
     gate.open()

@@ -105,12 +105,15 @@ def stall(gate: Gate) -> Fault:
     return fault
 
 
-def cut_after(size: int, body: bytes = b"x" * 4096) -> Fault:
-    """Promise `body`, send its first `size` bytes, then cut the connection."""
+def cut_after(size: int, body: bytes = b"x" * 4096, *, chunked: bool = False) -> Fault:
+    """Promise `body`, or chunks without an announced end; cut the connection after `size` bytes."""
 
     async def fault(request: web.Request, _handler: Handler) -> web.StreamResponse:
         response = web.StreamResponse()
-        response.content_length = len(body)
+        if chunked:
+            response.enable_chunked_encoding()
+        else:
+            response.content_length = len(body)
         await response.prepare(request)
         await response.write(body[:size])
         return _cut(request, response)

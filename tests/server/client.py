@@ -83,6 +83,12 @@ class OpenCall:
         response = self.response()
         return Answer(response.status, response.getheaders(), response.read())
 
+    def again(self, method: str, target: str) -> Answer:
+        """Send one more request on the same connection; the answer before must have been read."""
+        self._connection.request(method, target)
+        self._response = None
+        return self.answer()
+
     def leave(self) -> None:
         """Close the connection, whatever is under way."""
         if self._response is not None:

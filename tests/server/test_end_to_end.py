@@ -16,42 +16,45 @@ from tests.server.served import Served
 from tests.waiting import wait_until
 
 Serve = Callable[..., Served]
-LAST = 3  # the fakes answer with four tokens
+TOKENS = 4  # of an answer of the fakes
 
 
-def test_the_ollama_client_has_the_first_chunk_before_the_last_is_sent(
+def test_the_ollama_client_has_each_chunk_before_the_next_is_sent(
     engines: Engines, served: Served
 ) -> None:
-    last = engines.ollama.hold_token(LAST)
+    gates = [engines.ollama.hold_token(index) for index in range(1, TOKENS)]
 
     with ollama.Client(host=served.ollama) as client:
         stream = client.chat(MODEL, MESSAGES, stream=True)
-        first = next(stream)
-        last.wait_reached()
-        assert engines.record.calls("POST /api/chat")[0].ended is None
-        last.open()
-        rest = list(stream)
+        words = [next(stream).message.content]
+        for gate in gates:
+            gate.wait_reached()
+            assert engines.record.calls("POST /api/chat")[0].ended is None
+            gate.open()
+            words.append(next(stream).message.content)
+        last = next(stream)
 
-    assert first.message.content == "the"
-    assert "".join(part.message.content for part in rest) == " card is free"
-    assert rest[-1].done_reason == "stop"
+    assert words == ["the", " card", " is", " free"]
+    assert (last.done, last.done_reason) == (True, "stop")
 
 
-def test_the_openai_client_has_the_first_chunk_before_the_last_is_sent(
+def test_the_openai_client_has_each_chunk_before_the_next_is_sent(
     engines: Engines, served: Served
 ) -> None:
-    last = engines.ollama.hold_token(LAST)
+    gates = [engines.ollama.hold_token(index) for index in range(1, TOKENS)]
 
     with openai.OpenAI(base_url=f"{served.ollama}/v1", api_key="none") as client:
         stream = client.chat.completions.create(model=MODEL, messages=MESSAGES, stream=True)
-        first = next(stream)
-        last.wait_reached()
-        assert engines.record.calls("POST /v1/chat/completions")[0].ended is None
-        last.open()
-        rest = [chunk.choices[0].delta.content for chunk in stream]
+        words = [next(stream).choices[0].delta.content]
+        for gate in gates:
+            gate.wait_reached()
+            assert engines.record.calls("POST /v1/chat/completions")[0].ended is None
+            gate.open()
+            words.append(next(stream).choices[0].delta.content)
+        last = list(stream)[-1]
 
-    assert first.choices[0].delta.content == "the"
-    assert "".join(rest) == " card is free"
+    assert words == ["the", " card", " is", " free"]
+    assert last.choices[0].finish_reason == "stop"
 
 
 def read_to_end_of_job(socket: ClientConnection) -> list[dict[str, Any]]:

@@ -7,12 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
 
 from tests.fakes import Engines
 from tests.processes import Processes
-from tests.server.client import background, call
+from tests.server.client import OpenCall, background, call
 from tests.server.jobs import chat, open_chat, post_image
 from tests.server.served import COMMAND, Served, serve_environ
+from tests.waiting import wait_until
 
 Serve = Callable[..., Served]
 
@@ -125,6 +128,32 @@ def test_a_stream_without_end_does_not_keep_it(engines: Engines, serve: Serve) -
         opened.line()
 
         assert served.stop() == 0
+
+
+def test_an_open_websocket_does_not_keep_it(served: Served) -> None:
+    with connect(f"{served.comfy.replace('http', 'ws')}/ws") as opened:
+        opened.recv(timeout=10)
+
+        assert served.stop() == 0
+
+        with pytest.raises(ConnectionClosed) as closed:
+            opened.recv(timeout=10)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 1001
+
+
+def test_health_is_a_503_while_it_drains(engines: Engines, served: Served) -> None:
+    last = engines.ollama.hold_token(3)
+    health = OpenCall("GET", f"{served.ollama}/healthz")
+    with open_chat(served) as opened, health:
+        opened.line()
+        last.wait_reached()
+        assert health.answer().status == 200
+        ending = background(served.stop)
+        wait_until(lambda: health.again("GET", "/healthz").status == 503, what="drain")
+        last.open()
+        opened.answer()
+    assert ending.result() == 0
 
 
 def test_a_taken_port_ends_it_with_1_and_its_name(

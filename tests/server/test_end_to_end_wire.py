@@ -3,6 +3,7 @@
 import http.client
 
 import pytest
+from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from tests.fakes import Engines
@@ -124,11 +125,49 @@ def test_a_browser_of_the_proxy_passes_the_origin_rules(engines: Engines, served
         assert call("GET", url, headers=public).status == 200, url
 
 
-@pytest.mark.parametrize("path", ["/api/tags", "/api/chat"])
-def test_an_answer_that_breaks_off_stays_broken(
+def test_a_page_of_another_site_gets_no_websocket(served: Served) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        connect(f"{served.comfy.replace('http', 'ws')}/ws", origin="https://evil.example.org")
+
+    assert refused.value.response.status_code == 403
+
+
+def test_an_upload_passes_and_can_be_viewed(served: Served) -> None:
+    parts = (
+        b"--cut",
+        b'Content-Disposition: form-data; name="image"; filename="big.png"',
+        b"Content-Type: image/png",
+        b"",
+        picture := bytes(range(256)) * 4096,
+        b"--cut--",
+        b"",
+    )
+    kind = {"Content-Type": "multipart/form-data; boundary=cut"}
+
+    sent = call("POST", f"{served.comfy}/upload/image", b"\r\n".join(parts), kind)
+
+    assert (sent.status, sent.json()["name"]) == (200, "big.png")
+    assert call("GET", f"{served.comfy}/view?filename=big.png").body == picture
+
+
+@pytest.mark.parametrize("path", ["/api/chat", "/v1/chat/completions"])
+def test_a_front_proxy_is_told_not_to_buffer_streams(
     engines: Engines, served: Served, path: str
 ) -> None:
-    engines.ollama.fail("*", cut_after(100))
+    got = call("POST", served.ollama + path, {**CHAT, "stream": True})
+
+    assert got.header("X-Accel-Buffering") == "no"
+    direct = call("POST", engines.ollama.url + path, {**CHAT, "stream": True})
+    assert got.header("Content-Type") == direct.header("Content-Type")
+    assert got.body.count(b"\n") == direct.body.count(b"\n")
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("path", ["/api/tags", "/api/chat"])
+def test_an_answer_that_breaks_off_stays_broken(
+    engines: Engines, served: Served, path: str, chunked: bool
+) -> None:
+    engines.ollama.fail("*", cut_after(100, chunked=chunked))
     method, body = ("GET", None) if path == "/api/tags" else ("POST", CHAT)
 
     with pytest.raises(http.client.IncompleteRead):
