@@ -1,6 +1,5 @@
 """The machine-wide lease on one GPU: who may be resident on the card."""
 
-import asyncio
 import os
 from pathlib import Path
 from types import EllipsisType, TracebackType
@@ -141,6 +140,9 @@ def lease_status(
 
 async def _readable(wait: LeaseWait, timeout: float | None) -> None:
     """Return when `wait` is over; TimeoutError after `timeout` seconds."""
+    # asyncio is most of what `import ocgpu` would cost, and a task has loaded it.
+    import asyncio
+
     loop = asyncio.get_running_loop()
     over = asyncio.Event()
     loop.add_reader(wait.fileno(), over.set)

@@ -193,7 +193,11 @@ fn a_caller_that_breaks_off_does_not_hold() {
     holder.try_acquire().unwrap();
 
     let result = waiter.acquire(None, || {
-        holder.release(); // The lease comes in the very moment of the break.
+        // The lease has come when the caller breaks off.
+        holder.release();
+        while !lease_status_at(&folder.file()).unwrap().held {
+            thread::yield_now();
+        }
         ControlFlow::Break(())
     });
 
@@ -321,6 +325,23 @@ fn without_signals_an_ended_wait_hands_the_lease_straight_back() {
     acquire(&next, Some(WATCHDOG)).unwrap();
     assert!(!waiter.held());
     until_waiters(&folder.file(), 0);
+}
+
+#[test]
+fn without_signals_a_release_ends_a_wait_all_the_same() {
+    let folder = Folder::new("drain-release");
+    let quiet = LeaseOptions { signals: false, ..options(LeaseMode::Exclusive) };
+    let waiter = Lease::at_path(&folder.file(), 0o600, quiet).unwrap();
+    let holder = exclusive(&folder.file());
+    holder.try_acquire().unwrap();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| acquire(&waiter, None));
+        until_waiters(&folder.file(), 1);
+
+        waiter.release();
+
+        assert!(matches!(waiting.join().unwrap(), Err(Error::LeaseInterrupted { .. })));
+    });
 }
 
 #[test]

@@ -56,7 +56,8 @@ pub(super) struct Waiting {
 struct Progress {
     thread: Option<ThreadHandle>,
     cancelled: bool,
-    done: bool,
+    /// The thread has ended its errand, or will do so unseen.
+    over: bool,
     outcome: Option<Outcome>,
 }
 
@@ -83,8 +84,8 @@ impl Waiting {
     /// Wait at most `span`; true when the wait for the lease is over.
     pub(super) fn wait(&self, span: Duration) -> bool {
         let progress = self.lock();
-        let waited = self.changed.wait_timeout_while(progress, span, |progress| !progress.done);
-        waited.unwrap_or_else(PoisonError::into_inner).0.done
+        let waited = self.changed.wait_timeout_while(progress, span, |progress| !progress.over);
+        waited.unwrap_or_else(PoisonError::into_inner).0.over
     }
 
     /// End the wait. Afterwards `take` gives the outcome; `None` there means that the thread could not be woken, and
@@ -93,13 +94,17 @@ impl Waiting {
         let mut progress = self.lock();
         progress.cancelled = true;
         for _ in 0..WAKES_MAX {
-            // Unless it is done the thread lives: it needs this mutex to say so.
-            if progress.done || !self.signals || progress.thread.is_some_and(|thread| !thread.wake()) {
+            if progress.over {
                 return;
+            }
+            // The thread lives: it needs this mutex to say that it is over.
+            if !self.signals || progress.thread.is_some_and(|thread| !thread.wake()) {
+                break;
             }
             let waited = self.changed.wait_timeout(progress, WAKE_INTERVAL);
             progress = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+        self.end(progress);
     }
 
     /// The outcome, once.
@@ -115,7 +120,12 @@ impl Waiting {
             Outcome::Granted(files) if progress.cancelled => files.release().map(Outcome::Cancelled),
             other => Some(other),
         };
-        progress.done = true;
+        self.end(progress);
+    }
+
+    /// Tell everybody who waits for the end of the wait.
+    fn end(&self, mut progress: MutexGuard<'_, Progress>) {
+        progress.over = true;
         drop(progress);
         self.changed.notify_all();
         if let Some(event) = &self.event {
