@@ -58,7 +58,7 @@ def ocgpu_port(upstream: int, tmp_path_factory: pytest.TempPathFactory) -> Itera
         ) as process,
     ):
         found = wait_until(
-            lambda: re.search(r"clients of ollama: http://127.0.0.1:(\d+)", log.read_text()), 20
+            lambda: re.search(r"listener=ollama url=http://127.0.0.1:(\d+)", log.read_text()), 20
         )
         yield int(found[1])
         process.terminate()

@@ -369,6 +369,15 @@ def test_an_unusable_directory_disables_the_pacer_and_names_the_remedy(
         Pacer(strict=True)
 
 
+def test_a_look_at_a_directory_that_is_not_there_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OCGPU_DIR", str(tmp_path / "absent"))
+
+    with pytest.raises(RegistryUnavailableError, match="OCGPU_DIR"):
+        ocgpu.peers()
+
+
 @pytest.mark.parametrize(
     "content", [b"x", b"\xff" * 4096, b"OCGPU\0\0\0\x02\0\0\0\x10\0\0\0" + bytes(4080)]
 )

@@ -8,7 +8,17 @@ from pathlib import Path
 from typing import Final, SupportsFloat, SupportsIndex, final
 from typing_extensions import disjoint_base
 
-__all__ = ["__version__", "Lease", "LeaseParty", "LeaseStatus", "LeaseWait", "Pacer", "Peer", "Snapshot", "adopt_orphans", "lease_status"]
+__all__ = ["GPU_KEY_FORM", "WEIGHT_FORM", "__version__", "Lease", "LeaseParty", "LeaseStatus", "LeaseWait", "Pacer", "Peer", "Snapshot", "adopt_orphans", "is_gpu_key", "is_weight", "lease_status"]
+
+GPU_KEY_FORM: Final[str]
+"""
+What a GPU key must look like, for messages.
+"""
+
+WEIGHT_FORM: Final[str]
+"""
+What a weight must be, for messages.
+"""
 
 __version__: Final[str]
 """
@@ -339,6 +349,16 @@ class Snapshot:
 def adopt_orphans() -> None:
     """
     Become the parent of all descendants whose own parent ends; for the supervisor of `ocgpu run`.
+    """
+
+def is_gpu_key(text: str) -> bool:
+    """
+    Whether a text may be a GPU key.
+    """
+
+def is_weight(value: SupportsFloat | SupportsIndex) -> bool:
+    """
+    Whether a number may be a weight.
     """
 
 def lease_status(key: str | None, path: str | PathLike[str] | None = None) -> LeaseStatus:

@@ -18,10 +18,10 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from ocgpu._ocgpu import GPU_KEY_FORM, is_gpu_key
 from ocgpu.errors import ConfigError, NoGpuError
 from ocgpu.text import printable
 
@@ -30,31 +30,63 @@ __all__ = ["Gpu", "gpu_argument", "gpu_key", "gpus", "resolve_key", "visible"]
 T = TypeVar("T")
 
 SYSFS_PCI: Final = Path("/sys/bus/pci/devices")
-_KEY: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_KEY_FORM: Final = "1 to 64 of `A-Z a-z 0-9 . _ -`"
 _REMEDY: Final = "set `OCGPU_GPU_KEY` or pass `gpu=` with any name that the processes agree on"
 _DISPLAY_CLASS: Final = "0x03"  # PCI base class: VGA, XGA, 3D and other display controllers
 # In this order: who has a card beside the processor's own graphics means the card.
 _VENDORS: Final = ("0x10de", "0x1002", "0x8086")  # NVIDIA, AMD, Intel
 
 
-@dataclass(frozen=True, slots=True)
 class Gpu:
     """One GPU that this process may use. What the driver does not tell is None.
 
-    Attributes:
-        key: Names the GPU for every process of the machine.
-        name: The product's name.
-        index: The number by which `gpu_key` and CUDA know it in this process.
-        memory_total_bytes: Memory of the device.
-        memory_free_bytes: Memory that nobody had taken at the time of asking.
+    Written out, because `dataclasses` would be half of the time that `import ocgpu` takes.
     """
 
-    key: str
-    name: str | None
-    index: int
-    memory_total_bytes: int | None = None
-    memory_free_bytes: int | None = None
+    __slots__ = ("_values",)
+
+    def __init__(
+        self,
+        key: str,
+        name: str | None,
+        index: int,
+        memory_total_bytes: int | None = None,
+        memory_free_bytes: int | None = None,
+    ) -> None:
+        self._values = (key, name, index, memory_total_bytes, memory_free_bytes)
+
+    @property
+    def key(self) -> str:
+        """Names the GPU for every process of the machine."""
+        return self._values[0]
+
+    @property
+    def name(self) -> str | None:
+        """The product's name."""
+        return self._values[1]
+
+    @property
+    def index(self) -> int:
+        """The number by which `gpu_key` and CUDA know it in this process."""
+        return self._values[2]
+
+    @property
+    def memory_total_bytes(self) -> int | None:
+        """Memory of the device."""
+        return self._values[3]
+
+    @property
+    def memory_free_bytes(self) -> int | None:
+        """Memory that nobody had taken at the time of asking."""
+        return self._values[4]
+
+    def __eq__(self, other: object) -> bool:
+        return self._values == other._values if isinstance(other, Gpu) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._values)
+
+    def __repr__(self) -> str:
+        return f"<Gpu {self.index} {self.key} {self.name!r}>"
 
 
 def gpu_key(device: int = 0, *, sysfs: Path = SYSFS_PCI) -> str:
@@ -109,7 +141,7 @@ def resolve_key(gpu: str | int | None = None) -> str:
     if isinstance(gpu, str):
         return _checked(gpu, "gpu")
     if isinstance(gpu, bool) or not isinstance(gpu, int) or gpu < 0:
-        raise ConfigError(f"invalid `gpu`: {gpu!r}; use a device number or {_KEY_FORM}")
+        raise ConfigError(f"invalid `gpu`: {gpu!r}; use a device number or {GPU_KEY_FORM}")
     return gpu_key(gpu)
 
 
@@ -149,8 +181,8 @@ def _is_prefix(entry: str, uuid: str | None) -> bool:
 
 
 def _checked(key: str, name: str) -> str:
-    if _KEY.fullmatch(key) is None:
-        raise ConfigError(f"invalid `{name}`: {printable(key)}; use {_KEY_FORM}")
+    if not is_gpu_key(key):
+        raise ConfigError(f"invalid `{name}`: {printable(key)}; use {GPU_KEY_FORM}")
     return key
 
 

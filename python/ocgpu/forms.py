@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import msgspec
 
+from ocgpu._ocgpu import is_gpu_key, is_weight
 from ocgpu.durations import parse_duration
 
 __all__ = [
@@ -20,11 +21,11 @@ __all__ = [
     "LISTEN_FORM",
     "POSITIVE_FORM",
     "URL_FORM",
-    "WEIGHT_FORM",
     "Listen",
     "byte_count",
     "choice",
     "format_bytes",
+    "gpu_key",
     "hosts",
     "integer",
     "listen",
@@ -41,7 +42,6 @@ LISTEN_FORM: Final = (
 )
 URL_FORM: Final = "`http://host:port` or `https://host:port` without a path, or nothing"
 POSITIVE_FORM: Final = "a duration above 0 such as `1m30s` or `500ms`"
-WEIGHT_FORM: Final = "a number from 0.001 to 1000"
 BYTES_FORM: Final = "bytes above 0 such as `1073741824`, `512MiB` or `1GiB`"
 HOSTS_FORM: Final = "host names without port, a comma between them"
 
@@ -123,9 +123,16 @@ def weight(text: str) -> float:
     if _NUMBER.fullmatch(text) is None:
         raise ValueError(text)
     value = float(text)
-    if not 0.001 <= value <= 1000.0:
+    if not is_weight(value):
         raise ValueError(text)
     return value
+
+
+def gpu_key(text: str) -> str:
+    """Read a GPU key."""
+    if not is_gpu_key(text):
+        raise ValueError(text)
+    return text
 
 
 def positive_duration(text: str) -> float:

@@ -1,7 +1,5 @@
 """`Pacer`: a process's share of one GPU, and `peers`, a look at everybody's."""
 
-import argparse
-import asyncio
 import atexit
 import logging
 import math
@@ -12,12 +10,15 @@ from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
 from types import TracebackType
-from typing import Self, TypeVar, cast
+from typing import TYPE_CHECKING, Self, TypeVar, cast
 
 from ocgpu import _ocgpu
 from ocgpu.device import resolve_key
 from ocgpu.errors import ConfigError, NoGpuError, RegistryUnavailableError
 from ocgpu.snapshot import Snapshot
+
+if TYPE_CHECKING:
+    import argparse
 
 T = TypeVar("T")
 
@@ -79,6 +80,9 @@ class Pacer(_ocgpu.Pacer):
         Returns:
             Seconds waited, 0.0 when alone.
         """
+        # Here: it would be most of the time of `import ocgpu`, and whoever awaits has it anyway.
+        import asyncio
+
         wait = self._arrive()
         loop = asyncio.get_running_loop()
         started = loop.time()
@@ -222,7 +226,7 @@ def peers(gpu: str | int | None = None) -> Snapshot:
     return Snapshot(resolve_key(gpu))
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: "argparse.ArgumentParser") -> None:
     """Add `--gpu-share-weight` and `--gpu-share-name` to a program's parser."""
     group = parser.add_argument_group("gpu sharing")
     group.add_argument(
@@ -230,7 +234,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=weight_argument,
         default=1.0,
         metavar="W",
-        help="relative claim on the GPU's compute, 0.001 to 1000 (default: 1.0)",
+        help=f"relative claim on the GPU's compute, {_ocgpu.WEIGHT_FORM} (default: 1.0)",
     )
     group.add_argument(
         "--gpu-share-name",
@@ -241,17 +245,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def weight_argument(text: str) -> float:
-    """A weight from the command line.
+    """Read a weight from a command line.
 
     Raises:
-        argparse.ArgumentTypeError: It is not a number from 0.001 to 1000.
+        argparse.ArgumentTypeError: It is outside its legal form.
     """
+    import argparse
+
     try:
         weight = float(text)
     except ValueError:
         weight = math.nan
-    if not 0.001 <= weight <= 1000.0:
-        raise argparse.ArgumentTypeError(f"invalid weight: {text}; use a number from 0.001 to 1000")
+    if not _ocgpu.is_weight(weight):
+        raise argparse.ArgumentTypeError(f"invalid weight: {text!r}; use {_ocgpu.WEIGHT_FORM}")
     return weight
 
 

@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ocgpu import forms
+from ocgpu._ocgpu import GPU_KEY_FORM, WEIGHT_FORM
 from ocgpu.durations import DURATION_FORM, format_duration, parse_duration
 from ocgpu.errors import ConfigError
 from ocgpu.forms import Listen
@@ -153,13 +154,11 @@ VARIABLES: Final = (
         "LEASE", forms.choice(_SWITCH), "`on` or `off`", "take part in the machine's GPU lease"
     ),
     _duration("LEASE_WAIT_TIMEOUT", "wait for an outside holder of the lease, then 503"),
-    Variable(
-        "GPU_SHARE_WEIGHT", forms.weight, forms.WEIGHT_FORM, "weight among the peers on the GPU"
-    ),
+    Variable("GPU_SHARE_WEIGHT", forms.weight, WEIGHT_FORM, "weight among the peers on the GPU"),
     Variable(
         "OCGPU_GPU_KEY",
-        forms.matching(r"[A-Za-z0-9._-]{1,64}"),
-        "1 to 64 of `A-Z a-z 0-9 . _ -`",
+        forms.gpu_key,
+        GPU_KEY_FORM,
         "name of the GPU; empty asks the driver",
     ),
     _count("MAX_QUEUE", 1, "requests that may wait, then 503"),

@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import ocgpu
+from ocgpu.errors import OcgpuError
+from ocgpu.lease import lease_status
 from ocgpu.server.admission import Admission
-from ocgpu.server.metrics import Metrics, family
+from ocgpu.server.metrics import Metrics, Sample, family
 from ocgpu.server.probes import Probes
 from ocgpu.server.registry_view import RegistryView, peer_series
 
@@ -30,7 +32,6 @@ class Knowledge:
     registry: RegistryView
     probes: Probes
     started: float
-    gpu_key: str | None
     unload: Callable[[], Awaitable[dict[str, Any]]]
 
 
@@ -61,12 +62,10 @@ def health(known: Knowledge) -> tuple[int, dict[str, Any]]:
 
 def metrics_text(known: Knowledge) -> str:
     """Give the exposition text of `/metrics`."""
-    parts = [known.metrics.render(known.admission.counts), peer_series(known.registry.snapshot())]
-    numbers = _lease_numbers(known.gpu_key)
-    if numbers is not None:
-        held, waiters = numbers
-        parts.append(family("gpulease_held", "gauge", "1 while held", [("", {}, held)]))
-        parts.append(family("gpulease_waiters", "gauge", "waiters for it", [("", {}, waiters)]))
+    document = known.registry.snapshot()
+    parts = [known.metrics.render(known.admission.counts), peer_series(document)]
+    if document["gpu_key"] is not None:
+        parts.append(_lease_series(document["gpu_key"]))
     return "".join(parts)
 
 
@@ -87,14 +86,14 @@ def index() -> str:
     )
 
 
-def _lease_numbers(gpu_key: str | None) -> tuple[int, int] | None:
-    """Give whether the machine's lease is held and how many wait; None when it is not known."""
-    # By name: this module works whether the build has a lease or not.
-    lease_status = getattr(ocgpu, "lease_status", None)
-    if lease_status is None:
-        return None
+def _lease_series(gpu_key: str) -> str:
+    """Write the machine's lease as metrics; nothing when it cannot be read."""
     try:
         status = lease_status(gpu_key)
-    except (ocgpu.OcgpuError, OSError):
-        return None
-    return int(status.held), len(status.waiters)
+    except (OcgpuError, OSError):
+        return ""
+    held: list[Sample] = [("", {}, float(status.held))]
+    waiters: list[Sample] = [("", {}, float(len(status.waiters)))]
+    return family("gpulease_held", "gauge", "1 while the lease is held", held) + family(
+        "gpulease_waiters", "gauge", "processes that wait for the lease", waiters
+    )

@@ -221,7 +221,6 @@ class _Server:
                 registry=self._registry,
                 probes=self._probes,
                 started=time.monotonic(),
-                gpu_key=settings.gpu_key or None,
                 unload=self._jobs.unload,
             )
         )

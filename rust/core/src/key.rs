@@ -5,7 +5,7 @@ use std::fmt;
 use crate::error::{Error, Result};
 
 /// What a key must look like, for messages.
-const LEGAL: &str = "1 to 64 characters of `A-Z a-z 0-9 . _ -`";
+pub const GPU_KEY_FORM: &str = "1 to 64 of `A-Z a-z 0-9 . _ -`";
 /// Keys become file names; 64 holds a GPU UUID (40) and a MIG UUID (40) with room to spare.
 const LENGTH_MAX: usize = 64;
 
@@ -26,7 +26,11 @@ impl GpuKey {
     pub fn new(key: &str) -> Result<Self> {
         let legal = |byte: u8| byte.is_ascii_alphanumeric() || b"._-".contains(&byte);
         if key.is_empty() || key.len() > LENGTH_MAX || !key.bytes().all(legal) {
-            return Err(Error::InvalidArgument { name: "gpu", value: format!("{key:?}"), legal: LEGAL });
+            return Err(Error::InvalidArgument {
+                name: "gpu",
+                value: format!("{key:?}"),
+                legal: GPU_KEY_FORM,
+            });
         }
         Ok(Self(key.to_owned()))
     }

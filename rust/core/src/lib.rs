@@ -18,11 +18,11 @@ mod sys;
 
 pub use clock::{monotonic_us, wall_us};
 pub use error::{Error, Result};
-pub use key::GpuKey;
+pub use key::{GPU_KEY_FORM, GpuKey};
 pub use layout::SLOT_COUNT;
 pub use lease::{
     Lease, LeaseMode, LeaseOptions, LeaseParty, LeaseStatus, LeaseWait, adopt_orphans, lease_status,
     lease_status_at,
 };
-pub use pacer::{Pacer, Peer, PeerState, Settings, Snapshot, check_weight, peers};
+pub use pacer::{Pacer, Peer, PeerState, Settings, Snapshot, WEIGHT_FORM, check_weight, peers};
 pub use place::{Place, Share};

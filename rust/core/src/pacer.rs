@@ -25,8 +25,8 @@ use member::Member;
 
 pub use snapshot::{Peer, PeerState, Snapshot, peers};
 
-/// What is legal as a weight, for messages.
-const WEIGHT_LEGAL: &str = "a number from 0.001 to 1000";
+/// What a weight must be, for messages.
+pub const WEIGHT_FORM: &str = "a number from 0.001 to 1000";
 
 /// How to join.
 #[derive(Debug, Clone)]
@@ -194,7 +194,7 @@ pub fn check_weight(weight: f64) -> Result<()> {
     if (0.001..=1000.0).contains(&weight) {
         return Ok(());
     }
-    Err(Error::InvalidArgument { name: "weight", value: weight.to_string(), legal: WEIGHT_LEGAL })
+    Err(Error::InvalidArgument { name: "weight", value: weight.to_string(), legal: WEIGHT_FORM })
 }
 
 #[expect(

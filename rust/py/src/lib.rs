@@ -1,6 +1,7 @@
 //! The Python border of `ocgpu-core`: converts, detaches where a call can block, converts back.
 
 mod error;
+mod forms;
 mod lease;
 mod pacer;
 mod snapshot;
@@ -14,6 +15,17 @@ mod _ocgpu {
     use crate::pacer::Pacer;
     #[pymodule_export]
     use crate::snapshot::{Peer, Snapshot};
+
+    #[pymodule_export]
+    use crate::forms::{is_gpu_key, is_weight};
+
+    /// What a GPU key must look like, for messages.
+    #[pymodule_export]
+    const GPU_KEY_FORM: &str = ocgpu_core::GPU_KEY_FORM;
+
+    /// What a weight must be, for messages.
+    #[pymodule_export]
+    const WEIGHT_FORM: &str = ocgpu_core::WEIGHT_FORM;
 
     /// Version of the package, from Cargo.toml.
     #[pymodule_export]

@@ -15,7 +15,7 @@ use super::LeaseMode;
 use super::files::{Files, Spot};
 use super::record::RecordTemplate;
 use crate::error::{Error, Result};
-use crate::sys::{Event, ThreadHandle, WakeSignal};
+use crate::sys::{Event, ThreadHandle};
 
 /// The thread calls flock, lstat and pwrite, nothing deep.
 const STACK_BYTES: usize = 128 * 1024;
@@ -92,14 +92,10 @@ impl Waiting {
     pub(super) fn cancel(&self) {
         let mut progress = self.lock();
         progress.cancelled = true;
-        let Some(signal) = self.signals.then(WakeSignal::reserve).flatten() else { return };
         for _ in 0..WAKES_MAX {
-            if progress.done {
+            // Unless it is done the thread lives: it needs this mutex to say so.
+            if progress.done || !self.signals || progress.thread.is_some_and(|thread| !thread.wake()) {
                 return;
-            }
-            // The thread lives: it needs this mutex to say that it is done.
-            if let Some(thread) = progress.thread {
-                thread.wake(signal);
             }
             let waited = self.changed.wait_timeout(progress, WAKE_INTERVAL);
             progress = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -112,7 +108,7 @@ impl Waiting {
     }
 
     fn run(&self, errand: Errand) {
-        self.lock().thread = Some(ThreadHandle::of_waiter(self.signals.then(WakeSignal::reserve).flatten()));
+        self.lock().thread = Some(ThreadHandle::of_waiter(self.signals));
         let outcome = self.sleep(errand);
         let mut progress = self.lock();
         progress.outcome = match outcome {

@@ -59,7 +59,12 @@ impl MappedSegment {
     pub(crate) fn open_existing(place: &Place, path: &SegmentPath) -> Result<Option<Self>> {
         path.adopt_plain().map_err(|error| unavailable(path.main(), &error))?;
         match Identity::at(path.main()) {
-            Ok(None) => Ok(None),
+            // Nobody there is an answer; no directory is not: the look would be at the wrong place.
+            Ok(None) => match Identity::at(place.directory()) {
+                Ok(Some(_)) => Ok(None),
+                Ok(None) => Err(unavailable(path.main(), &io::ErrorKind::NotFound.into())),
+                Err(error) => Err(unavailable(path.main(), &error)),
+            },
             Ok(Some(_)) => Self::open(place, path).map(Some),
             Err(error) => Err(unavailable(path.main(), &error)),
         }

@@ -14,4 +14,4 @@ pub(crate) use holders::{LockLine, command_name, file_lock_lines, process_exists
 pub(crate) use lock::{LockMode, byte_lock_held, lock_byte, lock_file, unlock_byte, unlock_file};
 pub(crate) use mapping::Mapping;
 pub(crate) use process::{ProcessIdentity, adopt_orphans, boot_hash, process_identity, random_u64};
-pub(crate) use signal::{Event, ThreadHandle, WakeSignal};
+pub(crate) use signal::{Event, ThreadHandle};

@@ -15,7 +15,7 @@
 //! | `fork_generation` | a count that a forked child finds raised |
 //! | `PerProcess` | a value that a forked child makes anew |
 //! | `file_lock_lines`, `process_exists`, `command_name` | who has and who waits for a whole-file lock, as far as the system tells |
-//! | `WakeSignal`, `ThreadHandle` | end the blocking call of one thread |
+//! | `ThreadHandle` | end the blocking call of one thread |
 //! | `Event` | a handle that an event loop can wait for |
 //! | `adopt_orphans` | become the parent of descendants that lose theirs |
 //! | `process_identity`, `boot_hash` | who this process is, which boot this is |

@@ -2,61 +2,68 @@
 //!
 //! A thread that sleeps in flock(2) wakes only when the lock comes or a signal handler runs. So one real-time signal is
 //! reserved for this, its handler does nothing, and it is installed without `SA_RESTART`: the call then returns
-//! `EINTR`. The signal is the highest real-time one that has no handler at the time of the first wait; a handler that
-//! the host program installed is never replaced, and where it replaces ours later, nobody is signalled any more.
+//! `EINTR`. The signal is the highest real-time one that has no handler at the time of a wait. A handler that the host
+//! program installed is never replaced; where it replaces ours, the threads that wait then are not signalled any more,
+//! and the next wait reserves another.
 
 use std::fs::File;
 use std::io::{self, Write};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
-use std::sync::OnceLock;
 
 use super::fork::ProcessFile;
 
-/// The reserved signal, installed and still ours.
+/// The reserved signal.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct WakeSignal(libc::c_int);
+struct WakeSignal(libc::c_int);
 
 impl WakeSignal {
-    /// Install it at the first call of the process; `None` when no signal is free or the host program took it over.
-    pub(crate) fn reserve() -> Option<Self> {
-        static CHOSEN: OnceLock<Option<libc::c_int>> = OnceLock::new();
-        let chosen = *CHOSEN.get_or_init(|| {
-            (libc::SIGRTMIN()..libc::SIGRTMAX())
-                .rev()
-                .find(|&signal| handler_of(signal) == Some(libc::SIG_DFL))
-                .filter(|&signal| install(signal))
-        });
-        chosen.filter(|&signal| handler_of(signal) == Some(our_handler())).map(Self)
+    /// The one that is installed, or else the highest that nobody has a handler for; `None` when all are taken.
+    fn reserve() -> Option<Self> {
+        let range = libc::SIGRTMIN()..libc::SIGRTMAX();
+        let installed = range.clone().rev().map(Self).find(|signal| signal.is_ours());
+        installed.or_else(|| {
+            range.rev().find(|&free| handler_of(free) == Some(libc::SIG_DFL) && install(free)).map(Self)
+        })
+    }
+
+    fn is_ours(self) -> bool {
+        handler_of(self.0) == Some(our_handler())
     }
 }
 
-/// A thread of this process, by its kernel id. Valid until the thread ends: whoever keeps one knows when that is.
+/// A thread of this process that can be woken. Valid until the thread ends: whoever keeps one knows when that is.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ThreadHandle(libc::pid_t);
+pub(crate) struct ThreadHandle {
+    id: libc::pid_t,
+    signal: Option<WakeSignal>,
+}
 
 impl ThreadHandle {
-    /// The calling thread, which from now on takes no signal but `wake`: signals of the host program belong to its
-    /// own threads, and the mask that this thread inherited may block ours.
-    pub(crate) fn of_waiter(wake: Option<WakeSignal>) -> Self {
+    /// The calling thread, which from now on takes no signal but the reserved one, and none at all when `wakeable` is
+    /// false: signals of the host program belong to its own threads, and the mask that this thread inherited may
+    /// block ours.
+    pub(crate) fn of_waiter(wakeable: bool) -> Self {
+        let signal = wakeable.then(WakeSignal::reserve).flatten();
         let mut blocked = MaybeUninit::uninit();
         // SAFETY: sigfillset initialises the set that it is given and cannot fail on a valid pointer.
         unsafe { libc::sigfillset(blocked.as_mut_ptr()) };
-        if let Some(WakeSignal(signal)) = wake {
-            // SAFETY: the set was initialised above, and `signal` is a valid number.
-            unsafe { libc::sigdelset(blocked.as_mut_ptr(), signal) };
+        if let Some(WakeSignal(number)) = signal {
+            // SAFETY: the set was initialised above, and `number` is a valid signal.
+            unsafe { libc::sigdelset(blocked.as_mut_ptr(), number) };
         }
         // SAFETY: the set was initialised above; only the mask of the calling thread changes.
         unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, blocked.as_ptr(), std::ptr::null_mut()) };
         // SAFETY: gettid has no arguments and cannot fail.
-        Self(unsafe { libc::gettid() })
+        Self { id: unsafe { libc::gettid() }, signal }
     }
 
     /// End the system call that the thread is in, if it is in one: a signal that comes just before the call is lost,
-    /// so callers repeat it until the thread answers.
-    pub(crate) fn wake(self, signal: WakeSignal) {
-        // SAFETY: a plain system call; the handler of `signal` does nothing.
-        unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), self.0, signal.0) };
+    /// so callers repeat it until the thread answers. False: it cannot be woken.
+    pub(crate) fn wake(self) -> bool {
+        let Some(signal) = self.signal.filter(|signal| signal.is_ours()) else { return false };
+        // SAFETY: a plain system call; the handler of the signal does nothing.
+        unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), self.id, signal.0) == 0 }
     }
 }
 
