@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
@@ -16,7 +15,6 @@ from tests.waiting import wait_until
 
 __all__ = ["Served", "start_serve"]
 
-LISTENING = re.compile(r".*?(ollama|comfyui|control plane): (http://\S+)")
 LISTENERS = 3
 COMMAND = (sys.executable, "-m", "ocgpu", "serve")
 
@@ -37,8 +35,8 @@ class Served:
         self.log = log
         addresses = wait_until(self._addresses, what=f"listening; log: {log}")
         self.ollama = addresses["ollama"]
-        self.comfy = addresses["comfyui"]
-        self.admin = addresses["control plane"]
+        self.comfy = addresses["comfy"]
+        self.admin = addresses["admin"]
 
     def lines(self) -> list[dict[str, Any]]:
         """Its log so far, one object a line; lines that are no JSON are left out."""
@@ -73,11 +71,8 @@ class Served:
 
     def _addresses(self) -> dict[str, str]:
         assert self.process.poll() is None, self.log.read_text()
-        found = dict(
-            match.groups()
-            for line in self.lines()
-            if (match := LISTENING.fullmatch(line["message"])) is not None
-        )
+        heard = [line for line in self.lines() if line["message"] == "listening"]
+        found = {line["listener"]: line["url"] for line in heard}
         return found if len(found) == LISTENERS else {}
 
 
