@@ -237,7 +237,7 @@ def test_serve_listens_by_its_flags_and_ends_on_sigterm(
     server = processes.start(command, log=log)
 
     wait_until(lambda: "listener=admin url=http://127.0.0.1:" in log.read_text(), what="listeners")
-    (url,) = re.findall(r"clients of ollama: (http://127\.0\.0\.1:[0-9]+)", log.read_text())
+    (url,) = re.findall(r"listener=ollama url=(http://127\.0\.0\.1:[0-9]+)", log.read_text())
     with urlopen(f"{url}/healthz", timeout=10) as response:  # noqa: S310
         state = json.load(response)["state"]
     server.terminate()
