@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ocgpu import Lease, LeaseBusyError, lease_status
+from ocgpu import Lease, LeaseBusyError, LeaseError, lease_status
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("gpu_dir", "gpu_key")
@@ -104,3 +104,12 @@ def test_the_lease_file_names_the_key_and_holds_one_record(gpu_dir: Path, gpu_ke
     pid, _, rest = record.partition(b"\n")
     assert int(pid) == os.getpid()
     assert json.loads(rest)["reason"] == "é" * 100
+
+
+def test_a_look_at_a_directory_that_is_not_there_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("OCGPU_DIR", str(tmp_path / "absent"))
+
+    with pytest.raises(LeaseError, match="OCGPU_DIR"):
+        lease_status("any")

@@ -141,7 +141,8 @@ pub(super) struct Look {
 impl Look {
     pub(super) fn at(spot: &Spot) -> Result<Self> {
         let Some(lock) = sys::open_existing(&spot.lock).map_err(|error| unusable(&spot.lock, &error))? else {
-            return Ok(Self::default());
+            let there = sys::check_directory(&spot.lock).map_err(|error| unusable(&spot.lock, &error));
+            return there.map(|()| Self::default());
         };
         let mut bytes = [0; RECORD_BYTES];
         let length = lock.read_at(&mut bytes, 0).unwrap_or(0);

@@ -17,8 +17,8 @@ use crate::layout::{
 use crate::place::Place;
 use crate::registry::SegmentPath;
 use crate::sys::{
-    Identity, LockMode, Mapping, ProcessFile, boot_hash, is_symbolic_link, lock_byte, open_or_create,
-    random_u64, unlock_byte,
+    Identity, LockMode, Mapping, ProcessFile, boot_hash, check_directory, is_symbolic_link, lock_byte,
+    open_or_create, random_u64, unlock_byte,
 };
 
 /// Restarts when the file behind the name is replaced while we open it.
@@ -59,12 +59,9 @@ impl MappedSegment {
     pub(crate) fn open_existing(place: &Place, path: &SegmentPath) -> Result<Option<Self>> {
         path.adopt_plain().map_err(|error| unavailable(path.main(), &error))?;
         match Identity::at(path.main()) {
-            // Nobody there is an answer; no directory is not: the look would be at the wrong place.
-            Ok(None) => match Identity::at(place.directory()) {
-                Ok(Some(_)) => Ok(None),
-                Ok(None) => Err(unavailable(path.main(), &io::ErrorKind::NotFound.into())),
-                Err(error) => Err(unavailable(path.main(), &error)),
-            },
+            Ok(None) => {
+                check_directory(path.main()).map(|()| None).map_err(|error| unavailable(path.main(), &error))
+            }
             Ok(Some(_)) => Self::open(place, path).map(Some),
             Err(error) => Err(unavailable(path.main(), &error)),
         }

@@ -8,7 +8,7 @@ mod mapping;
 mod process;
 mod signal;
 
-pub(crate) use file::{Identity, is_symbolic_link, open_existing, open_or_create, reserve};
+pub(crate) use file::{Identity, check_directory, is_symbolic_link, open_existing, open_or_create, reserve};
 pub(crate) use fork::{PerProcess, ProcessFile, fork_generation};
 pub(crate) use holders::{LockLine, command_name, file_lock_lines, process_exists};
 pub(crate) use lock::{LockMode, byte_lock_held, lock_byte, lock_file, unlock_byte, unlock_file};

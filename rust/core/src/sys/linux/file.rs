@@ -84,6 +84,11 @@ fn options() -> OpenOptions {
     options
 }
 
+/// An error unless the directory of `path` is there: a look at a file that does not exist yet says "nobody" only then.
+pub(crate) fn check_directory(path: &Path) -> io::Result<()> {
+    path.parent().map_or(Ok(()), |directory| directory.metadata().map(|_| ()))
+}
+
 fn regular(file: File) -> io::Result<File> {
     if file.metadata()?.is_file() {
         Ok(file)
