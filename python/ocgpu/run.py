@@ -9,13 +9,14 @@ keeps the lease until they have ended too.
 """
 
 import argparse
-import math
 import sys
 from typing import Any, Final, NoReturn
 
+from ocgpu.device import gpu_argument
 from ocgpu.durations import DURATION_FORM, parse_duration
 from ocgpu.errors import LeaseError
 from ocgpu.lease import Lease, LeaseParty, lease_status
+from ocgpu.pacer import weight_argument
 from ocgpu.supervisor import supervise
 from ocgpu.text import printable
 
@@ -26,8 +27,6 @@ CANNOT_EXECUTE: Final = 126
 NOT_FOUND: Final = 127
 """Exit status for a command that is not there, as in a shell."""
 
-_WEIGHT_MIN: Final = 0.001
-_WEIGHT_MAX: Final = 1000.0
 _EPILOG: Final = (
     "Exit status: the command's own; 75 when the lease is busy or timed out; 126 or 127 when the "
     "command cannot be run or found; 128+n when signal n ended it."
@@ -45,7 +44,7 @@ def add_parser(subparsers: Any) -> None:  # noqa: ANN401  # argparse keeps this 
     )
     parser.add_argument(
         "--gpu",
-        type=_gpu,
+        type=gpu_argument,
         metavar="GPU",
         help="a key or any agreed name, or the number of a device (default: OCGPU_GPU_KEY, else 0)",
     )
@@ -58,7 +57,10 @@ def add_parser(subparsers: Any) -> None:  # noqa: ANN401  # argparse keeps this 
     )
     parser.add_argument("--reason", metavar="TEXT", help="tell those who wait what this is for")
     parser.add_argument(
-        "--weight", type=_weight, metavar="W", help="for a command that paces itself: --shared"
+        "--weight",
+        type=weight_argument,
+        metavar="W",
+        help="for a command that paces itself: --shared",
     )
     parser.add_argument("argv", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
@@ -126,24 +128,8 @@ def _refuse(parser: argparse.ArgumentParser) -> NoReturn:
     parser.error("no command given: write it after `--`, as in `ocgpu run -- python train.py`")
 
 
-def _gpu(text: str) -> str | int:
-    """Tell the number of a device from a name: no driver names a device by digits alone."""
-    return int(text) if text.isascii() and text.isdigit() else text
-
-
 def _timeout(text: str) -> float:
     try:
         return parse_duration(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r}; use {DURATION_FORM}") from None
-
-
-def _weight(text: str) -> float:
-    try:
-        weight = float(text)
-    except ValueError:
-        weight = math.nan
-    if not _WEIGHT_MIN <= weight <= _WEIGHT_MAX:
-        message = f"{text!r}; use a number from {_WEIGHT_MIN} to {_WEIGHT_MAX:.0f}"
-        raise argparse.ArgumentTypeError(message)
-    return weight

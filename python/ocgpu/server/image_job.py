@@ -28,6 +28,9 @@ __all__ = ["ImageJobs", "ImageSettings", "Prompt"]
 
 logger: Final = logging.getLogger("ocgpu.server")
 
+# An answer to `/prompt` is a few hundred bytes; what inflates beyond this is none.
+_ANSWER_MAX: Final = 1 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class ImageSettings:
@@ -326,7 +329,7 @@ def _prompt_id(reply: Reply) -> str | None:
     if (header(_low(reply.headers), b"content-encoding") or b"identity") in (b"gzip", b"deflate"):
         # 47: zlib and gzip, told apart by their head.
         with contextlib.suppress(zlib.error):
-            body = zlib.decompressobj(47).decompress(body)
+            body = zlib.decompressobj(47).decompress(body, _ANSWER_MAX)
     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
         document = msgspec.json.decode(body)
         if isinstance(document, dict) and isinstance(document.get("prompt_id"), str):
