@@ -199,6 +199,7 @@ class Pacer:
         For a process that cannot be paused: it works from True to False.
         """
     def _open_request(self, /) -> None: ...
+    def _set_weight(self, /, weight: SupportsFloat | SupportsIndex) -> None: ...
     def done(self, /) -> None:
         """
         The unit ended: the device is synchronised, and what follows (sampling, streaming) is not GPU work.
@@ -240,10 +241,8 @@ class Pacer:
     @property
     def weight(self, /) -> float:
         """
-        Relative claim on the compute, 0.001 to 1000; may be set while running.
+        Relative claim on the compute.
         """
-    @weight.setter
-    def weight(self, /, weight: SupportsFloat | SupportsIndex) -> None: ...
 
 @final
 class Peer:

@@ -5,7 +5,7 @@ from pathlib import Path
 from types import EllipsisType, TracebackType
 from typing import Literal, Self, cast
 
-from ocgpu import _ocgpu
+from ocgpu import _ocgpu, arguments
 from ocgpu._ocgpu import LeaseParty, LeaseStatus, LeaseWait
 from ocgpu.device import resolve_key
 
@@ -47,11 +47,15 @@ class Lease(_ocgpu.Lease):
         path: str | os.PathLike[str] | None = None,
     ) -> Self:
         """Make a lease; nothing is taken yet."""
-        cls._check_timeout(timeout)
+        seconds = _seconds(timeout)
+        cls._check_timeout(seconds)
+        arguments.text("mode", mode, "`exclusive` or `shared`")
+        if reason is not None:
+            arguments.text("reason", reason, "a text")
         key = None if path is not None else resolve_key(gpu)
         file = None if path is None else Path(path)
         self = cast("Self", super().__new__(cls, key, mode, reason=reason, path=file))
-        self._timeout = timeout
+        self._timeout = seconds
         return self
 
     def acquire(self, *, timeout: float | EllipsisType | None = ...) -> None:
@@ -66,7 +70,7 @@ class Lease(_ocgpu.Lease):
             LeaseError: This object holds it or waits for it already, another thread released the
                 object during the wait, or the file cannot be used.
         """
-        self._acquire(self._timeout if timeout is ... else timeout)
+        self._acquire(self._timeout if timeout is ... else _seconds(timeout))
 
     async def aacquire(self, *, timeout: float | EllipsisType | None = ...) -> None:
         """Take the lease as `acquire` does, while the event loop goes on.
@@ -74,7 +78,7 @@ class Lease(_ocgpu.Lease):
         When the task is cancelled, the lease is not held afterwards, also where it came in the same
         moment.
         """
-        seconds = self._timeout if timeout is ... else timeout
+        seconds = self._timeout if timeout is ... else _seconds(timeout)
         wait = self._start(seconds)
         if wait is None:
             return
@@ -114,6 +118,13 @@ class Lease(_ocgpu.Lease):
     def __repr__(self) -> str:
         state = "held" if self.held else "not held"
         return f"<Lease {str(self.path)!r} {self.mode}, {state}>"
+
+
+def _seconds(timeout: object) -> float | None:
+    """Check the type of a time-out; its value is checked where it is used."""
+    if timeout is None or type(timeout) is float:
+        return timeout
+    return arguments.number("timeout", timeout, "a number of seconds, or None to wait for ever")
 
 
 def lease_status(

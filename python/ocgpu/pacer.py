@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, cast
 
-from ocgpu import _ocgpu
+from ocgpu import _ocgpu, arguments
 from ocgpu.device import resolve_key
 from ocgpu.errors import ConfigError, NoGpuError, RegistryUnavailableError
 from ocgpu.snapshot import Snapshot
@@ -61,18 +61,28 @@ class Pacer(_ocgpu.Pacer):
     ) -> Self:
         """Join; see the class."""
         check_schedule(schedule)
-        label = program_name() if name is None else name
+        share = arguments.number("weight", weight, _ocgpu.WEIGHT_FORM)
+        label = program_name() if name is None else arguments.text("name", name, "a text")
         key, reason = _key_or_reason(gpu, strict=strict)
         try:
-            joined = super().__new__(cls, key, reason, float(weight), label, _gated)
+            joined = super().__new__(cls, key, reason, share, label, _gated)
         except RegistryUnavailableError as error:
             if strict:
                 raise
-            joined = super().__new__(cls, None, str(error), float(weight), label, _gated)
+            joined = super().__new__(cls, None, str(error), share, label, _gated)
         self = cast("Self", joined)
         _announce(self, key)
         _joined.add(self)
         return self
+
+    @property
+    def weight(self) -> float:
+        """Relative claim on the compute, 0.001 to 1000; may be set while running."""
+        return super().weight
+
+    @weight.setter
+    def weight(self, weight: float) -> None:
+        self._set_weight(arguments.number("weight", weight, _ocgpu.WEIGHT_FORM))
 
     async def astep(self) -> float:
         """`step()` for coroutines: waits without blocking the event loop.
@@ -114,6 +124,10 @@ class Pacer(_ocgpu.Pacer):
     def snapshot(self) -> Snapshot:
         """Everybody of this GPU now: `.self` is this process, `.peers` are the others."""
         return Snapshot(self)
+
+    def __repr__(self) -> str:
+        place = f"slot {self.slot}" if self.enabled else f"not paced: {self.reason}"
+        return f"<Pacer weight={self.weight:g}, {place}>"
 
     def __enter__(self) -> Self:
         return self

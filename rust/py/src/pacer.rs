@@ -112,14 +112,13 @@ impl Pacer {
         self.joined.as_ref().and_then(ocgpu_core::Pacer::remaining_us).map_or(f64::INFINITY, seconds)
     }
 
-    /// Relative claim on the compute, 0.001 to 1000; may be set while running.
+    /// Relative claim on the compute.
     #[getter]
     fn weight(&self) -> f64 {
         self.joined.as_ref().map_or(self.weight, ocgpu_core::Pacer::weight)
     }
 
-    #[setter]
-    fn set_weight(&self, weight: f64) -> PyResult<()> {
+    fn _set_weight(&self, weight: f64) -> PyResult<()> {
         match &self.joined {
             Some(pacer) => pacer.set_weight(weight).map_err(to_python),
             None => ocgpu_core::check_weight(weight).map_err(to_python),
