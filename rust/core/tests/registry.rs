@@ -1,7 +1,7 @@
 //! Promises of the registry, through the public API, each in a directory of its own.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -82,19 +82,26 @@ fn the_seeds_fields_lie_where_the_seed_reads_them() {
     assert_eq!(bytes_at(&file, 1536, 8), b"OCGPUEX1");
 }
 
+/// A segment as a peer of the seed leaves it: one slot a pid, with this heartbeat.
+fn seed_segment(pids: &[u32], heartbeat_us: i64) -> Vec<u8> {
+    let mut bytes = vec![0_u8; 4096];
+    bytes[..16].copy_from_slice(b"OCGPU\0\0\0\x01\0\0\0\x10\0\0\0");
+    for (index, pid) in pids.iter().enumerate() {
+        let slot = &mut bytes[16 + 88 * index..][..88];
+        slot[..4].copy_from_slice(&pid.to_le_bytes());
+        slot[8..16].copy_from_slice(&heartbeat_us.to_le_bytes());
+        slot[16..20].copy_from_slice(&2.0_f32.to_le_bytes());
+        slot[20..24].copy_from_slice(&1_u32.to_le_bytes());
+        slot[24..32].copy_from_slice(&heartbeat_us.to_le_bytes());
+        slot[36..40].copy_from_slice(b"seed");
+    }
+    bytes
+}
+
 #[test]
 fn a_segment_that_a_peer_of_the_seed_made_is_joined_under_both_names() {
     let scratch = Scratch::new("seed");
-    let mut seed = vec![0_u8; 4096];
-    seed[..16].copy_from_slice(b"OCGPU\0\0\0\x01\0\0\0\x10\0\0\0");
-    let now_us = ocgpu_core::wall_us();
-    seed[16..20].copy_from_slice(&4242_u32.to_le_bytes());
-    seed[24..32].copy_from_slice(&now_us.to_le_bytes());
-    seed[32..36].copy_from_slice(&2.0_f32.to_le_bytes());
-    seed[36..40].copy_from_slice(&1_u32.to_le_bytes());
-    seed[40..48].copy_from_slice(&now_us.to_le_bytes());
-    seed[52..56].copy_from_slice(b"seed");
-    fs::write(scratch.segment(), &seed).expect("a writable directory");
+    fs::write(scratch.segment(), seed_segment(&[4242], ocgpu_core::wall_us())).expect("a writable directory");
 
     let pacer = join(&scratch, "ours", 1.0);
     let view = pacer.snapshot();
@@ -102,6 +109,39 @@ fn a_segment_that_a_peer_of_the_seed_made_is_joined_under_both_names() {
     assert_eq!(pacer.slot(), Some(1));
     assert_eq!((view.peers[0].name.as_str(), view.peers[0].pid, view.peers[0].alive), ("seed", 4242, true));
     assert_eq!(view.peers[0].share_ppm, 1_000_000);
+}
+
+#[test]
+fn slots_of_silent_peers_of_the_seed_are_reclaimed() {
+    let scratch = Scratch::new("silent");
+    let pids: Vec<u32> = (1..=16).collect();
+    let long_ago_us = ocgpu_core::wall_us() - 60_000_000;
+    fs::write(scratch.segment(), seed_segment(&pids, long_ago_us)).expect("a writable directory");
+
+    let pacer = join(&scratch, "ours", 1.0);
+    assert_eq!(pacer.slot(), None);
+
+    wait_until("a slot among the silent", || pacer.slot().is_some());
+    wait_until("the other slots to be freed", || pacer.snapshot().peers.is_empty());
+}
+
+#[test]
+fn a_peer_of_the_seed_that_beats_keeps_its_slot() {
+    let scratch = Scratch::new("beating");
+    // An hour ahead: its age alone would condemn it, its beat does not.
+    let mut heartbeat_us = ocgpu_core::wall_us() + 3_600_000_000;
+    fs::write(scratch.segment(), seed_segment(&[4242], heartbeat_us)).expect("a writable directory");
+    let pacer = join(&scratch, "ours", 1.0);
+    let file = fs::File::options().write(true).open(scratch.segment()).expect("a writable segment");
+    let mut beats = 0;
+
+    wait_until("five seconds of beats", || {
+        heartbeat_us += 1;
+        file.write_all_at(&heartbeat_us.to_le_bytes(), 16 + 24).expect("a beat");
+        beats += 1;
+        assert_eq!(pacer.snapshot().peers.len(), 1);
+        beats > 1000
+    });
 }
 
 #[test]

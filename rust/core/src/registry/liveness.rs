@@ -1,6 +1,6 @@
 //! Who is alive: the kernel's word where there is one, the heartbeat where not.
 
-use crate::layout::{SLOT_COUNT, flag};
+use crate::layout::SLOT_COUNT;
 use crate::registry::{MappedSegment, SlotView, read_slot};
 use crate::sys::{LockMode, byte_lock_held, lock_byte, unlock_byte};
 
@@ -8,6 +8,8 @@ use super::claim;
 
 /// A heartbeat that did not move for this long is a death or a stop (the seed's constant).
 pub(crate) const DEAD_AFTER_US: u64 = 3_000_000;
+/// A slot without a lock to ask is freed only after it was watched, unchanged, for longer than two of the seed's beats.
+const SETTLE_US: u64 = 1_200_000;
 /// How far a heartbeat may lie in the future and still be believed: clock adjustments between two readings.
 const FUTURE_US: i64 = 500_000;
 
@@ -18,9 +20,9 @@ pub(crate) enum Verdict {
     Alive,
     /// Holds its slot but does not move (stopped, suspended): out of the schedule, never reclaimed.
     Stalled,
-    /// Gone, and the kernel says so: its slot can be freed.
+    /// Gone: the kernel says so, or a peer without a lock was silent for long enough. Its slot can be freed.
     Dead,
-    /// No heartbeat and no lock to ask: out of the schedule, reclaimed with patience only.
+    /// No heartbeat and no lock to ask: out of the schedule, not yet reclaimed.
     Silent,
 }
 
@@ -35,6 +37,8 @@ pub(crate) struct Look {
     pub(crate) wall_age_us: i64,
     /// How long ago we saw the heartbeat move, by our own clock; `None` when this is the first look.
     pub(crate) moved_ago_us: Option<u64>,
+    /// How long we have watched this owner without seeing its heartbeat change.
+    pub(crate) unchanged_us: u64,
 }
 
 /// The table of `facts` on liveness: lock byte first, then movement, then age.
@@ -50,6 +54,7 @@ pub(crate) fn judge(look: Look) -> Verdict {
     match (moving, look.has_lock) {
         (true, _) => Verdict::Alive,
         (false, true) => Verdict::Stalled,
+        (false, false) if !fresh && look.unchanged_us >= SETTLE_US => Verdict::Dead,
         (false, false) => Verdict::Silent,
     }
 }
@@ -115,6 +120,7 @@ impl Sweep {
             byte_held: view.has_lock() && byte_held(segment, view.slot),
             wall_age_us: wall_us.saturating_sub(view.heartbeat_us),
             moved_ago_us: seen.moved_us.map(|moved| now_us.saturating_sub(moved)).or(unmoved),
+            unchanged_us: now_us.saturating_sub(seen.moved_us.unwrap_or(seen.first_us)),
         }
     }
 }
@@ -124,15 +130,13 @@ fn byte_held(segment: &MappedSegment, slot: usize) -> bool {
     !matches!(byte_lock_held(segment.file(), claim::lock_offset(slot)), Ok(None))
 }
 
-/// Free the slot of an owner whose lock byte is free; `true` when it is free now.
+/// Free the slot of a dead owner, whose lock byte nobody holds; `true` when it is free now.
 fn free_dead(segment: &MappedSegment, view: &SlotView) -> bool {
     let offset = claim::lock_offset(view.slot);
     if !matches!(lock_byte(segment.file(), offset, LockMode::Exclusive, false), Ok(true)) {
         return false;
     }
-    let same = read_slot(segment.bytes(), view.slot).is_some_and(|now| {
-        now.pid == view.pid && now.boot_us == view.boot_us && now.flags & flag::HAS_LOCK != 0
-    });
+    let same = read_slot(segment.bytes(), view.slot).is_some_and(|now| now.is_same_beat(view));
     let freed = same && claim::vacate(segment.bytes(), view.slot, view.pid);
     // An error leaves the byte to the kernel, which drops it with this handle.
     let _ = unlock_byte(segment.file(), offset);
@@ -144,7 +148,7 @@ mod tests {
     use super::*;
 
     fn look(has_lock: bool, byte_held: bool, wall_age_us: i64, moved_ago_us: Option<u64>) -> Verdict {
-        judge(Look { has_lock, byte_held, wall_age_us, moved_ago_us })
+        judge(Look { has_lock, byte_held, wall_age_us, moved_ago_us, unchanged_us: 0 })
     }
 
     #[test]
@@ -164,6 +168,18 @@ mod tests {
             assert_eq!(look(true, true, age, Some(400_000)), Verdict::Alive);
             assert_eq!(look(false, false, age, Some(400_000)), Verdict::Alive);
         }
+    }
+
+    #[test]
+    fn a_seed_peers_slot_is_freed_only_after_a_long_unchanged_look() {
+        let silent = |wall_age_us, unchanged_us| {
+            judge(Look { has_lock: false, byte_held: false, wall_age_us, moved_ago_us: None, unchanged_us })
+        };
+
+        assert_eq!(silent(9_000_000, SETTLE_US - 1), Verdict::Silent);
+        assert_eq!(silent(9_000_000, SETTLE_US), Verdict::Dead);
+        assert_eq!(silent(-9_000_000, SETTLE_US), Verdict::Dead);
+        assert_eq!(silent(0, SETTLE_US), Verdict::Alive);
     }
 
     #[test]

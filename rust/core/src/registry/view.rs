@@ -27,6 +27,12 @@ pub(crate) struct SlotView {
 }
 
 impl SlotView {
+    /// Whether owner and heartbeat are what they were in `earlier`.
+    pub(crate) fn is_same_beat(&self, earlier: &Self) -> bool {
+        (self.pid, self.boot_us, self.heartbeat_us, self.flags)
+            == (earlier.pid, earlier.boot_us, earlier.heartbeat_us, earlier.flags)
+    }
+
     /// Whether the owner holds the slot's lock byte for as long as it lives.
     pub(crate) fn has_lock(&self) -> bool {
         self.flags & flag::HAS_LOCK != 0
