@@ -44,6 +44,7 @@ def ollama() -> Ollama:
 )
 def test_inference_posts_and_unknown_ones_take_the_llm_lock(path: str) -> None:
     assert lookup(ROUTES, "POST", path) is Kind.LLM
+    assert lookup(ROUTES, "post", path) is Kind.LLM
 
 
 @pytest.mark.parametrize(
@@ -124,6 +125,12 @@ def test_unload_commands_and_cloud_models_pass(ollama: Ollama, path: str, body: 
         ("/v1/completions", b'{"model":"m","keep_alive":0}'),
         ("/api/chat", b'{"model":"cloud","messages":[]}'),
         ("/api/chat", b'{"model":"my-cloud:7b","messages":[]}'),
+        ("/api/generate", b'{"model":"m","prompt":" ","keep_alive":0}'),
+        ("/api/generate", b'{"model":"m","prompt":"","Prompt":"hi","keep_alive":0}'),
+        ("/api/generate", b'{"model":"m","PROMPT":"hi","keep_alive":0}'),
+        ("/api/chat", b'{"model":"m:cloud","Model":"m","messages":[1]}'),
+        ("/api/chat", b'{"Model":"m","model":"m:cloud"}'),
+        pytest.param("/api/chat", b'{"model":' + b"[" * 100_000, id="deep nesting"),
         ("/api/chat", b"no json"),
         ("/api/chat", b""),
         ("/api/chat", b"[1]"),

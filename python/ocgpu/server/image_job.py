@@ -13,15 +13,13 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-import msgspec
-
 from ocgpu.server.admission import Admission, Grant
 from ocgpu.server.arbiter import Kind, State
 from ocgpu.server.engines.comfyui import ComfyUI, JobResult
 from ocgpu.server.engines.ollama import Ollama
 from ocgpu.server.metrics import Metrics
 from ocgpu.server.relay.asgi import Headers, header
-from ocgpu.server.relay.control import Reply
+from ocgpu.server.relay.control import Reply, json_object
 from ocgpu.server.relay.upstream import Upstream, UpstreamConnectError, UpstreamError
 
 __all__ = ["ImageJobs", "ImageSettings", "Prompt"]
@@ -330,11 +328,8 @@ def _prompt_id(reply: Reply) -> str | None:
         # 47: zlib and gzip, told apart by their head.
         with contextlib.suppress(zlib.error):
             body = zlib.decompressobj(47).decompress(body, _ANSWER_MAX)
-    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):
-        document = msgspec.json.decode(body)
-        if isinstance(document, dict) and isinstance(document.get("prompt_id"), str):
-            return str(document["prompt_id"])
-    return None
+    prompt_id = (json_object(body) or {}).get("prompt_id")
+    return prompt_id if isinstance(prompt_id, str) else None
 
 
 def _low(headers: Headers) -> Headers:

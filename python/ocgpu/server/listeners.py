@@ -24,7 +24,7 @@ from granian.server.embed import Server
 
 from ocgpu.server.engines.engine import Engine
 from ocgpu.server.locked import LockedRoute
-from ocgpu.server.relay.asgi import App, Receive, Scope, Send
+from ocgpu.server.relay.asgi import App, Message, Receive, Scope, Send, send_error
 from ocgpu.server.relay.headers import forwarded, request_headers
 from ocgpu.server.relay.http import Outgoing, relay_http
 from ocgpu.server.relay.upstream import Upstream
@@ -147,18 +147,27 @@ class Requests:
     def __len__(self) -> int:
         return len(self._tasks)
 
-    async def run(self, scope: Scope, work: Awaitable[None]) -> None:
+    async def run(self, scope: Scope, send: Send, serve: Callable[[Send], Awaitable[None]]) -> None:
         """Run one request's work and keep account of it."""
         task = asyncio.current_task()
         if task is None:
             raise RuntimeError("a request outside of a task")
         tasks = self._websockets if scope["type"] == "websocket" else self._tasks
         tasks.add(task)
+        begun = False
+
+        def noting(message: Message) -> Awaitable[None]:
+            nonlocal begun
+            begun = True
+            return send(message)
+
         try:
-            await work
+            await serve(noting)
         except asyncio.CancelledError:
-            # Ours, at the end of a drain. Without a final message the client sees a broken answer.
-            return
+            # Ours, at the end of a drain. An answer that has begun stays without its final message:
+            # the client sees that it is broken.
+            if not begun and scope["type"] == "http":
+                await send_error(send, 503, "shutdown", "the proxy is shutting down", retry_after=5)
         finally:
             tasks.discard(task)
 
@@ -220,7 +229,7 @@ class EngineListener:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request."""
-        await self._requests.run(scope, self._serve(scope, receive, send))
+        await self._requests.run(scope, send, lambda noting: self._serve(scope, receive, noting))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -267,7 +276,7 @@ class ControlListener:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        await self._requests.run(scope, self._serve(scope, receive, send))
+        await self._requests.run(scope, send, lambda noting: self._serve(scope, receive, noting))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":

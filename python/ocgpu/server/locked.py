@@ -67,7 +67,7 @@ class LockedRoute:
         """Serve one request of `kind`; `headers` are those for the upstream."""
         reservation = self._admission.reserve()
         try:
-            body = await read_whole(receive, reservation.grow)
+            body = await read_whole(receive, reservation.grow, self._stall_timeout)
             if not self._engine.needs_lock(kind, scope["path"], body):
                 outgoing = Outgoing(headers, body)
                 await relay_http(scope, receive, send, self._upstream, outgoing)

@@ -32,7 +32,8 @@ class RouteTable:
 
 def lookup(table: RouteTable, method: str, path: str) -> Kind | None:
     """Say which kind of work a request starts; None passes without the lock."""
-    if method != "POST":
+    # Upstreams take `post` for a POST, or are sent one by a client library in between.
+    if method.upper() != "POST":
         return None
     if path in table.exact:
         return table.exact[path]

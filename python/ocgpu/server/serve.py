@@ -72,7 +72,17 @@ class Bound:
 
 
 class StuckError(Exception):
-    """A listener's thread did not end; only the end of the process ends it."""
+    """A listener's thread did not end; only the end of the process ends it.
+
+    No request is left then: a connection on which half a request came keeps Granian waiting.
+
+    Attributes:
+        status: The exit status that serving came to.
+    """
+
+    def __init__(self, status: int) -> None:
+        super().__init__("a listener waits for a connection; ending the process")
+        self.status = status
 
 
 def run(settings: Settings) -> int:
@@ -86,9 +96,9 @@ def run(settings: Settings) -> int:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(_run_until_signal(settings))
     except StuckError as error:
-        logger.error("%s", error)  # noqa: TRY400  # a person needs the message, not the trace
+        logger.warning("%s", error)
         logging.shutdown()
-        os._exit(1)
+        os._exit(error.status)
 
 
 async def serve(
@@ -249,11 +259,14 @@ class _Server:
             done, _ = await asyncio.wait((*runs, waiting), return_when=asyncio.FIRST_COMPLETED)
         finally:
             waiting.cancel()
-            await self._drain(servers, runs)
+            stuck = await self._drain(servers, runs)
         failed = [task for task in done if task is not waiting]
         for task in failed:
             logger.error("a listener ended: %s", task.exception() or "without a word")
-        return 1 if failed else 0
+        status = 1 if failed else 0
+        if stuck:
+            raise StuckError(status)
+        return status
 
     async def close(self) -> None:
         """Give everything back; safe after a failed start."""
@@ -264,7 +277,8 @@ class _Server:
             await closer()
         self._registry.close()
 
-    async def _drain(self, servers: list[ListenerServer], runs: "list[asyncio.Task[None]]") -> None:
+    async def _drain(self, servers: list[ListenerServer], runs: "list[asyncio.Task[None]]") -> bool:
+        """End all requests and all listeners; True when a listener's thread does not end."""
         logger.info("draining", extra={"requests": len(self._requests)})
         self._admission.close()
         self._requests.close_websockets()
@@ -272,9 +286,8 @@ class _Server:
         for server in servers:
             server.end()
         _, stuck = await asyncio.wait(runs, timeout=_STOP_SECONDS)
-        if stuck:
-            raise StuckError("a listener did not stop; ending the process")
         logger.info("drained", extra={"cut": cut})
+        return bool(stuck)
 
     def _apps(self) -> dict[str, App]:
         """Build the ASGI callable of every listener that may be on."""

@@ -180,6 +180,9 @@ def _result(status: object) -> JobResult:
         return JobResult.DONE
     if status.get("status_str") != "error":
         return JobResult.DONE
-    messages = status.get("messages") or []
-    interrupted = any(message[0] == "execution_interrupted" for message in messages if message)
+    messages = status.get("messages")
+    interrupted = isinstance(messages, list) and any(
+        isinstance(message, list) and message[:1] == ["execution_interrupted"]
+        for message in messages
+    )
     return JobResult.INTERRUPTED if interrupted else JobResult.ERROR

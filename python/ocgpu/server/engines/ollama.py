@@ -59,16 +59,10 @@ _WARM_SECONDS: Final = 600.0
 _ZERO_DURATION: Final = re.compile(r"[+-]?(0+(\.0*)?(ns|us|µs|ms|s|m|h))+|0+")
 
 
-class _Command(msgspec.Struct):
-    """The fields that tell a command from work; the rest of a body is skipped unparsed."""
-
-    model: Any = None
-    keep_alive: Any = None
-    prompt: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
-
-
-_COMMAND: Final = msgspec.json.Decoder(_Command)
+# Only the values of the fields that tell a command from work are parsed.
+_FIELDS: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_TELLING: Final = ("model", "keep_alive", "prompt", "messages")
+_NOTHING: Final[tuple[object, ...]] = (None, "", [])
 
 
 class Unloaded(NamedTuple):
@@ -120,16 +114,16 @@ class Ollama:
         if kind is not Kind.LLM:
             return True
         try:
-            command = _COMMAND.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            command = _command(body)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return True
-        if isinstance(command.model, str) and _is_cloud(command.model):
+        if isinstance(command.get("model"), str) and _is_cloud(command["model"]):
             return False
-        if not _is_zero(command.keep_alive):
+        if not _is_zero(command.get("keep_alive")):
             return True
         if path == "/api/generate":
-            return not _is_empty(command.prompt)
-        return not (path == "/api/chat" and _is_empty(command.messages))
+            return command.get("prompt") not in _NOTHING
+        return not (path == "/api/chat" and command.get("messages") in _NOTHING)
 
     async def probe(self) -> str:
         """Give Ollama's version."""
@@ -150,7 +144,10 @@ class Ollama:
         if document is None:
             raise UpstreamError(f"no model list from {self._control.upstream.url}: {reply.status}")
         models = document.get("models") or []
-        return [str(model.get("model") or model.get("name")) for model in models]
+        if not isinstance(models, list):
+            raise UpstreamError(f"no model list from {self._control.upstream.url}: {models!r:.80}")
+        names = [m.get("model") or m.get("name") for m in models if isinstance(m, dict)]
+        return [name for name in names if isinstance(name, str)]
 
     async def unload(self, timeout: float) -> Unloaded:
         """Take all models off the card, or give up: an image job is not held up by a neighbour.
@@ -220,7 +217,18 @@ def _is_zero(keep_alive: object) -> bool:
     return isinstance(keep_alive, int | float) and keep_alive == 0 and keep_alive is not False
 
 
-def _is_empty(value: msgspec.Raw | msgspec.UnsetType) -> bool:
-    if isinstance(value, msgspec.UnsetType):
-        return True
-    return bytes(value).translate(None, b" \t\r\n") in (b"", b'""', b"[]", b"null")
+def _command(body: bytes) -> dict[str, Any]:
+    """Give the telling fields of a body, as Go reads them: letter case aside, the last one wins.
+
+    Raises:
+        msgspec.DecodeError: It is no object, or two readers could differ about it.
+    """
+    fields = _FIELDS.decode(body)
+    command: dict[str, Any] = {}
+    for key, value in fields.items():
+        name = key.casefold()
+        if name in command:
+            raise msgspec.DecodeError(f"two spellings of one field: {name}")
+        if name in _TELLING:
+            command[name] = msgspec.json.decode(value)
+    return command

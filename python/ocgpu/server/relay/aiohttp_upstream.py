@@ -15,6 +15,7 @@ from multidict import CIMultiDict
 from yarl import URL
 
 from ocgpu.server.relay.asgi import Headers
+from ocgpu.server.relay.headers import legal
 from ocgpu.server.relay.upstream import (
     BrokenResponseError,
     UpstreamConnectError,
@@ -92,6 +93,8 @@ class AiohttpUpstream:
         try:
             if response.status not in _LEGAL_STATUS:
                 raise UpstreamError(f"illegal status from {self.url}: {response.status}")
+            if not legal(list(response.raw_headers)):
+                raise UpstreamError(f"illegal header from {self.url}")
             yield AiohttpResponse(response)
         finally:
             if response.content.at_eof():

@@ -1,5 +1,6 @@
 """Read a client's request body: whole, for a request that waits, or piece by piece."""
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from ocgpu.server.relay.asgi import ClientGoneError, Headers, Receive, header
@@ -18,18 +19,23 @@ def has_body(headers: Headers) -> bool:
     return header(headers, b"transfer-encoding") is not None or bool(content_length(headers))
 
 
-async def read_whole(receive: Receive, grow: Callable[[int], None]) -> bytes:
+async def read_whole(
+    receive: Receive, grow: Callable[[int], None], stall_timeout: float = 0.0
+) -> bytes:
     """Read all of the body.
 
     Args:
         receive: The connection's `receive`.
         grow: Told the size of every piece before it is kept; what it raises ends the reading.
+        stall_timeout: Seconds that the client may send nothing; 0 is no limit.
 
     Raises:
-        ClientGoneError: The client left before the end.
+        ClientGoneError: The client left before the end, or stalled.
     """
-    parts = []
-    async for piece in pieces(receive):
+    parts: list[bytes] = []
+    more = True
+    while more:
+        piece, more = await _next(receive, stall_timeout)
         grow(len(piece))
         parts.append(piece)
     return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -45,12 +51,20 @@ async def pieces(
     """
     more = True
     while more:
-        message = await receive()
-        if message["type"] != "http.request":
-            raise ClientGoneError
-        more = message.get("more_body", False)
-        piece = message.get("body", b"")
+        piece, more = await _next(receive)
         if not more and at_end is not None:
             at_end()
         if piece:
             yield piece
+
+
+async def _next(receive: Receive, stall_timeout: float = 0.0) -> tuple[bytes, bool]:
+    """Give the next piece, and whether more follow."""
+    try:
+        async with asyncio.timeout(stall_timeout or None):
+            message = await receive()
+    except TimeoutError:
+        raise ClientGoneError from None
+    if message["type"] != "http.request":
+        raise ClientGoneError
+    return message.get("body", b""), message.get("more_body", False)

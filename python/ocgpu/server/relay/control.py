@@ -8,7 +8,7 @@ import msgspec
 from ocgpu.server.relay.asgi import Headers
 from ocgpu.server.relay.upstream import Upstream, UpstreamError
 
-__all__ = ["Control", "Reply", "UpstreamTimeoutError"]
+__all__ = ["Control", "Reply", "UpstreamTimeoutError", "json_object"]
 
 
 class UpstreamTimeoutError(UpstreamError):
@@ -29,11 +29,16 @@ class Reply(NamedTuple):
 
     def document(self) -> dict[str, Any] | None:
         """Give the JSON object of a success, or None when there is none."""
-        try:
-            parsed = msgspec.json.decode(self.body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return None
-        return parsed if self.accepted and isinstance(parsed, dict) else None
+        return json_object(self.body) if self.accepted else None
+
+
+def json_object(body: bytes) -> dict[str, Any] | None:
+    """Give the JSON object that a body holds, or None; nothing that an upstream says raises."""
+    try:
+        parsed = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    return parsed if isinstance(parsed, dict) else None
 
 
 class Control:

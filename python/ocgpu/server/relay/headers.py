@@ -3,11 +3,12 @@
 RFC 9110 section 7.6.1 (hop-by-hop), RFC 9112 section 6 (framing).
 """
 
+import re
 from typing import Final
 
 from ocgpu.server.relay.asgi import Headers, Scope, header
 
-__all__ = ["forwarded", "request_headers", "response_headers", "streams"]
+__all__ = ["forwarded", "legal", "request_headers", "response_headers", "streams"]
 
 _HOP: Final = frozenset(
     (
@@ -22,6 +23,12 @@ _HOP: Final = frozenset(
         b"upgrade",
     )
 )
+_TOKEN: Final = b"!#$%&'*+-.^_`|~0123456789" + bytes(
+    letter for letter in range(128) if chr(letter).isalpha()
+)
+_CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
+# What Granian's HTTP library takes for a name.
+_NAME_MAX: Final = 32_768
 # `Expect: 100-continue` is answered by our own listener as soon as the body is asked for.
 _REQUEST_DROP: Final = _HOP | {b"expect"}
 # Naming these in `Connection` must not strip what routes and frames the message.
@@ -46,6 +53,19 @@ def response_headers(headers: Headers) -> Headers:
     if streams(kept) and header(kept, b"x-accel-buffering") is None:
         kept.append((b"x-accel-buffering", b"no"))
     return kept
+
+
+def legal(headers: Headers) -> bool:
+    """Whether our listener can send these headers: names are tokens, values have no controls.
+
+    Others would end as an answer 500 that nobody explains (RFC 9110 sections 5.1 and 5.5).
+    """
+    return all(
+        0 < len(name) <= _NAME_MAX
+        and not name.translate(None, _TOKEN)
+        and not _CONTROL.search(value)
+        for name, value in headers
+    )
 
 
 def forwarded(headers: Headers, scope: Scope) -> Headers:
