@@ -43,9 +43,11 @@ def test_a_body_that_stalls_gives_its_memory_back(serve: Serve) -> None:
     with connect(served.ollama) as hog:
         head = b"POST /api/chat HTTP/1.1\r\nHost: a\r\nContent-Length: 60000\r\n\r\n"
         hog.sendall(head + b"x" * 59_000)
+        wait_until(lambda: served.health()["waiting"]["bytes"] == 59_000)
+        assert refused()
 
-        wait_until(refused)
-        wait_until(lambda: not refused(), 20)
+        wait_until(lambda: served.health()["waiting"]["bytes"] == 0, 20)
+        assert not refused()
 
 
 def test_half_a_request_does_not_keep_it_from_ending_with_0(served: Served) -> None:
