@@ -2,6 +2,8 @@
 
 import math
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -152,6 +154,24 @@ def test_a_machine_wide_registry_is_open_to_all_whatever_the_umask(gpu_dir: Path
         os.umask(before)
 
     assert modes == {0o666}
+
+
+def test_an_idle_process_survives_that_its_segment_is_cut(gpu_dir: Path) -> None:
+    program = "import ocgpu, sys\np = ocgpu.Pacer()\nprint(p.slot, flush=True)\nsys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "0\n"
+
+        segment = next(gpu_dir.glob("*.sem"))
+        os.truncate(segment, 0)
+
+        # Not by a look of ours, which would mend the file itself.
+        wait_until(lambda: segment.stat().st_size == 4096, 10)
+        wait_until(lambda: [peer.pid for peer in ocgpu.peers().peers] == [process.pid], 10)
+        _, _ = process.communicate("")
+        assert process.returncode == 0
 
 
 def _no_gpu(_gpu: object) -> str:

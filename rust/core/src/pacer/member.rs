@@ -113,8 +113,10 @@ impl Member {
         }
     }
 
-    /// One heartbeat: publish, look at the others, mend what broke.
+    /// One heartbeat: mend what broke, publish, look at the others.
     pub(crate) fn beat(&self, sweep: &mut Sweep, busy: &mut BusyWindow) {
+        // First: what follows touches the mapping, which must be whole.
+        self.mend();
         let wall_us = clock::wall_us();
         let busy_ppm = busy.add(wall_us, self.meter.busy_us(wall_us));
         let active = self.meter.active(wall_us);
@@ -125,7 +127,6 @@ impl Member {
             ext.hb_seq.fetch_add(1, Ordering::Relaxed);
             base.heartbeat_us.store(wall_us, Ordering::Release); // Release: pairs with the Acquire in `read_slot`.
         });
-        self.mend();
         self.sweep(sweep);
     }
 
@@ -152,7 +153,7 @@ impl Member {
             let seat = self.seat();
             match (&seat.segment, &seat.claim) {
                 (Some(segment), Some(claim)) => {
-                    claim.intact(segment.bytes()) && segment.still_named(&self.path)
+                    segment.still_named(&self.path) && claim.intact(segment.bytes())
                 }
                 _ => false,
             }
@@ -165,8 +166,8 @@ impl Member {
             Claim::take(&segment, &owner, clock::wall_us()).map(|claim| (segment, claim))
         });
         let mut seat = self.seat.write().unwrap_or_else(PoisonError::into_inner);
-        // The old claim goes with the old handle: the kernel drops its lock byte when the file is closed.
-        if let (Some(segment), Some(claim)) = (&seat.segment, seat.claim) {
+        // Where the old file was cut, its claim goes with the handle: the kernel drops the lock byte at its close.
+        if let (Some(segment), Some(claim)) = (seat.segment.as_ref().filter(|old| old.whole()), seat.claim) {
             claim.release(segment);
         }
         *seat = match fresh {
@@ -178,7 +179,7 @@ impl Member {
 
     pub(crate) fn leave(&self) {
         let mut seat = self.seat.write().unwrap_or_else(PoisonError::into_inner);
-        if let (Some(segment), Some(claim)) = (&seat.segment, seat.claim) {
+        if let (Some(segment), Some(claim)) = (seat.segment.as_ref().filter(|old| old.whole()), seat.claim) {
             claim.release(segment);
         }
         *seat = Seat { segment: None, claim: None, reason: Some("left".into()) };

@@ -79,11 +79,15 @@ impl MappedSegment {
         &self.file
     }
 
+    /// Whether the file has all its bytes: where it was cut, a look at the mapping raises `SIGBUS`.
+    pub(crate) fn whole(&self) -> bool {
+        Identity::of(&self.file).is_ok_and(|now| now.size >= SEGMENT_SIZE as u64)
+    }
+
     /// Whether the name still leads to this file and the file is still whole: else a store could fault, and
     /// newcomers meet elsewhere.
     pub(crate) fn still_named(&self, path: &SegmentPath) -> bool {
-        let whole = Identity::of(&self.file).is_ok_and(|now| now.size >= SEGMENT_SIZE as u64);
-        whole && matches!(Identity::at(path.main()), Ok(Some(named)) if named.same_file(self.identity))
+        self.whole() && matches!(Identity::at(path.main()), Ok(Some(named)) if named.same_file(self.identity))
     }
 }
 
