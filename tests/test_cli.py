@@ -245,3 +245,24 @@ def test_serve_listens_by_its_flags_and_ends_on_sigterm(
     assert server.wait(timeout=10) == 0
     assert state == "idle"
     assert "comfyui: http" not in log.read_text()
+
+
+def test_a_closed_standard_output_is_no_traceback() -> None:
+    command = f'"{sys.executable}" -m ocgpu check >&-'
+    done = subprocess.run(["sh", "-c", command], capture_output=True, text=True, timeout=20)
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_full_disk_behind_the_output_is_one_line() -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "ocgpu", "check"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=20,
+        )
+
+    assert done.returncode == 1
+    assert done.stderr == "ocgpu: cannot write the output: No space left on device\n"

@@ -114,7 +114,7 @@ def test_illegal_text_is_refused_by_name_value_and_legal_form(name: str, text: s
     with pytest.raises(ConfigError) as caught:
         load_settings({name: text})
 
-    shown = "***" if name == "ADMIN_TOKEN" else printable(text)
+    shown = "***" if name == "ADMIN_TOKEN" else printable(text).replace("u:p@", "…@")
     assert str(caught.value) == f"invalid `{name}`: {shown}; use {legal}"
     assert str(caught.value).isprintable()
 
@@ -259,3 +259,23 @@ def test_misspelt_variables_are_named_and_foreign_ones_left_alone() -> None:
 
     assert [message.split("`")[1] for message in messages] == ["LISTEN_OLAMA", "LLM_WAIT_TIMOUT"]
     assert messages[0].endswith("use `LISTEN_OLLAMA`")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "legal"),
+    [
+        ("OCGPU_SCHEDULE", "turn", "`grid`"),
+        ("OCGPU_SHARE", "all", "`machine` or `user`"),
+        ("OCGPU_DIR", "relative", "an absolute path"),
+    ],
+)
+def test_the_library_s_own_variables_are_checked_too(name: str, value: str, legal: str) -> None:
+    with pytest.raises(ConfigError, match=f"invalid `{name}`: {value}; use {legal}"):
+        load_settings({name: value})
+
+
+def test_a_login_in_a_url_is_refused_and_not_shown() -> None:
+    with pytest.raises(ConfigError, match="invalid `OLLAMA_URL`") as raised:
+        load_settings({"OLLAMA_URL": "http://me:secret@host:1"})
+
+    assert "secret" not in str(raised.value)

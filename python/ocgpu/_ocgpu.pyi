@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, SupportsFloat, SupportsIndex, final
 from typing_extensions import disjoint_base
 
-__all__ = ["GPU_KEY_FORM", "WEIGHT_FORM", "__version__", "Lease", "LeaseParty", "LeaseStatus", "LeaseWait", "Pacer", "Peer", "Snapshot", "adopt_orphans", "is_gpu_key", "is_weight", "lease_status"]
+__all__ = ["GPU_KEY_FORM", "WEIGHT_FORM", "__version__", "Lease", "LeaseParty", "LeaseStatus", "LeaseWait", "Pacer", "Peer", "Snapshot", "adopt_orphans", "check_place", "is_gpu_key", "is_weight", "lease_status"]
 
 GPU_KEY_FORM: Final[str]
 """
@@ -348,6 +348,11 @@ class Snapshot:
 def adopt_orphans() -> None:
     """
     Become the parent of all descendants whose own parent ends; for the supervisor of `ocgpu run`.
+    """
+
+def check_place(directory: str | None, share: str | None) -> None:
+    """
+    Check the values of `OCGPU_DIR` and `OCGPU_SHARE`; raises `ConfigError` outside their legal forms.
     """
 
 def is_gpu_key(text: str) -> bool:

@@ -6,6 +6,7 @@ beyond the library (the server, msgspec, rich) is imported when it runs, so that
 """
 
 import argparse
+import errno
 import io
 import os
 import sys
@@ -50,6 +51,8 @@ def main(argv: list[str] | None = None) -> int:
     Raises:
         SystemExit: `--help` or `--version` was asked, or the arguments are illegal (status 2).
     """
+    if sys.stdout is None:  # closed by the caller, as `>&-` does
+        sys.stdout = open(os.devnull, "w")  # noqa: PTH123, SIM115  # for as long as we run
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A peer's name may have letters that stdout's encoding has not: show them as escapes.
         sys.stdout.reconfigure(errors="backslashreplace")
@@ -67,6 +70,11 @@ def main(argv: list[str] | None = None) -> int:
         return EXIT_INTERRUPTED
     except OcgpuError as error:
         return _complain(error)
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        sys.stderr.write(f"ocgpu: cannot write the output: {error.strerror}\n")
+        return _stdout_closed()
     return status
 
 

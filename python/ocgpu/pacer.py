@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+SCHEDULE = "grid"
+"""The one schedule of this release."""
+
 _log = logging.getLogger("ocgpu")
 _joined: "weakref.WeakSet[Pacer]" = weakref.WeakSet()
 
@@ -289,9 +292,9 @@ def check_schedule(schedule: str | None) -> None:
     """
     name, value = "schedule", schedule
     if value is None:
-        name, value = "OCGPU_SCHEDULE", os.environ.get("OCGPU_SCHEDULE") or "grid"
-    if value != "grid":
-        raise ConfigError(f"invalid `{name}`: {value!r}; use `grid`")
+        name, value = "OCGPU_SCHEDULE", os.environ.get("OCGPU_SCHEDULE") or SCHEDULE
+    if value != SCHEDULE:
+        raise ConfigError(f"invalid `{name}`: {value!r}; use `{SCHEDULE}`")
 
 
 def _key_or_reason(gpu: str | int | None, *, strict: bool) -> tuple[str | None, str | None]:

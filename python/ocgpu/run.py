@@ -60,7 +60,7 @@ def add_parser(subparsers: Any) -> None:  # noqa: ANN401  # argparse keeps this 
         "--weight",
         type=weight_argument,
         metavar="W",
-        help="for a command that paces itself: --shared",
+        help="implies --shared: for a command whose own Pacer has weight W",
     )
     parser.add_argument("argv", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 

@@ -11,6 +11,7 @@ library reads them from the environment when an object is made, without msgspec.
 import difflib
 import ipaddress
 import itertools
+import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -20,10 +21,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ocgpu import forms
-from ocgpu._ocgpu import GPU_KEY_FORM, WEIGHT_FORM
+from ocgpu._ocgpu import GPU_KEY_FORM, WEIGHT_FORM, check_place
 from ocgpu.durations import DURATION_FORM, format_duration, parse_duration
 from ocgpu.errors import ConfigError
 from ocgpu.forms import Listen
+from ocgpu.pacer import SCHEDULE
 from ocgpu.text import printable
 
 __all__ = [
@@ -236,11 +238,26 @@ def load_settings(
             values[variable.field] = variable.parse(text)
         except ValueError:
             problems.append(f"{_invalid(name, text)}; use {variable.legal}{source}")
+    problems += _library_problems(environ)
     settings = _without_idle_listeners(Settings(**values))
     problems += [] if problems else _contradictions(settings)
     if problems:
         raise ConfigError("\n".join(problems))
     return settings
+
+
+def _library_problems(environ: Mapping[str, str]) -> list[str]:
+    """What is wrong with the variables that the library reads by itself when serve joins."""
+    problems = []
+    schedule = environ.get("OCGPU_SCHEDULE") or SCHEDULE
+    if schedule != SCHEDULE:
+        problems.append(f"{_invalid('OCGPU_SCHEDULE', schedule)}; use `{SCHEDULE}`")
+    for values in ((environ.get("OCGPU_DIR"), None), (None, environ.get("OCGPU_SHARE"))):
+        try:
+            check_place(*values)
+        except ConfigError as error:
+            problems.append(str(error))
+    return problems
 
 
 def _take(texts: dict[str, _Text], given: Mapping[str, str], source: str) -> None:
@@ -363,5 +380,6 @@ def describe(settings: Settings) -> Iterable[tuple[str, str]]:
 
 
 def _invalid(name: str, text: str) -> str:
-    shown = _MASK if name == _SECRET and text else printable(text)
+    # A login in a URL is refused, and not shown to everybody who reads the log.
+    shown = _MASK if name == _SECRET and text else re.sub("//[^/]*@", "//…@", printable(text))
     return f"invalid `{name}`: {shown}"

@@ -74,3 +74,17 @@ def test_a_request_that_a_drain_cuts_before_its_answer_gets_a_503(
     assert reply.status == 503
     assert reply.json()["reason"] == "shutdown"
     assert reply.header("retry-after") is not None
+
+
+def test_a_signal_told_twice_at_once_is_one_signal(engines: Engines, served: Served) -> None:
+    hold = engines.ollama.hold_token(3)
+    with OpenCall("POST", f"{served.ollama}/api/chat", CHAT) as chat:
+        assert chat.line()
+        served.process.terminate()
+        served.process.terminate()
+        wait_until(lambda: "draining" in served.log.read_text())
+        hold.open()
+        lines = chat.answer().body.splitlines()
+
+    assert b'"done": true' in lines[-1] or b'"done":true' in lines[-1]
+    assert served.process.wait(20) == 0

@@ -58,6 +58,8 @@ logger: Final = logging.getLogger("ocgpu.server")
 
 # Granian's threads end within milliseconds once no request is left; after this they are stuck.
 _STOP_SECONDS: Final = 3.0
+# `timeout(1)` signals its child and then the child's group: one wish, told twice.
+_SAME_SIGNAL_SECONDS: Final = 0.2
 _OLLAMA_OWN: Final = frozenset(("/healthz", "/metrics", "/gpu/peers"))
 _COMFY_OWN: Final = frozenset(("/healthz",))
 
@@ -139,7 +141,14 @@ async def _run_until_signal(settings: Settings) -> int:
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
+    first: float | None = None
+
     def told() -> None:
+        nonlocal first
+        now = loop.time()
+        first = now if first is None else first
+        if stop.is_set() and now - first < _SAME_SIGNAL_SECONDS:
+            return
         if stop.is_set():
             logger.warning("second signal: ending at once")
             logging.shutdown()

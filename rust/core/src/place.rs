@@ -3,6 +3,7 @@
 //! One directory, never chosen by fallback: a second resolution order silently splits a machine into two.
 
 use std::env;
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use crate::error::{Error, Result};
@@ -38,7 +39,15 @@ impl Place {
     /// # Errors
     /// `InvalidArgument` when `OCGPU_SHARE` is something else, or `OCGPU_DIR` is not an absolute path.
     pub fn from_env() -> Result<Self> {
-        let directory = match env::var_os("OCGPU_DIR").filter(|value| !value.is_empty()) {
+        Self::parse(env::var_os("OCGPU_DIR"), env::var_os("OCGPU_SHARE"))
+    }
+
+    /// The same from given texts; none and an empty one mean the default.
+    ///
+    /// # Errors
+    /// As `from_env`.
+    pub fn parse(directory: Option<OsString>, share: Option<OsString>) -> Result<Self> {
+        let directory = match directory.filter(|value| !value.is_empty()) {
             None => PathBuf::from(DIRECTORY),
             Some(value) => PathBuf::from(value),
         };
@@ -46,7 +55,7 @@ impl Place {
             let value = directory.display().to_string();
             return Err(Error::InvalidArgument { name: "OCGPU_DIR", value, legal: "an absolute path" });
         }
-        let share = match env::var_os("OCGPU_SHARE").filter(|value| !value.is_empty()) {
+        let share = match share.filter(|value| !value.is_empty()) {
             None => Share::Machine,
             Some(value) if value == "machine" => Share::Machine,
             Some(value) if value == "user" => Share::User,

@@ -17,7 +17,7 @@ mod _ocgpu {
     use crate::snapshot::{Peer, Snapshot};
 
     #[pymodule_export]
-    use crate::forms::{is_gpu_key, is_weight};
+    use crate::forms::{check_place, is_gpu_key, is_weight};
 
     /// What a GPU key must look like, for messages.
     #[pymodule_export]

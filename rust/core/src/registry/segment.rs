@@ -117,7 +117,9 @@ fn initialise(file: &ProcessFile, path: &Path) -> Result<()> {
     if size > 0 && size < SEED_SIZE as u64 {
         return Err(reason(
             path,
-            format!("{size} bytes are too few for a segment; delete the file when nobody uses it"),
+            format!(
+                "{size} bytes are too few for a segment; delete it and the `opencoti-gpu-…` beside it when nobody uses it"
+            ),
         ));
     }
     if size < SEGMENT_SIZE as u64 {
@@ -138,7 +140,7 @@ fn initialise(file: &ProcessFile, path: &Path) -> Result<()> {
 fn validate(header: &[u8; 16]) -> std::result::Result<(), String> {
     let word = |at: usize| u32::from_le_bytes([header[at], header[at + 1], header[at + 2], header[at + 3]]);
     if header[..5] != MAGIC {
-        return Err("the file is not a segment (wrong magic); delete it when nobody uses it".into());
+        return Err("the file is not a segment (wrong magic); delete it and the `opencoti-gpu-…` beside it when nobody uses it".into());
     }
     if word(8) != VERSION {
         return Err(format!(
