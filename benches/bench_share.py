@@ -11,7 +11,7 @@ from pytest_benchmark.fixture import BenchmarkFixture
 
 from ocgpu import Pacer
 
-# The seed's slot, natural C alignment (DESIGN section 3).
+# The 88 bytes of a slot that every peer publishes, natural C alignment (rust/core/src/layout.rs).
 SLOT = struct.Struct("<I4xqfIqI48s4x")
 SLOTS_AT = 16
 SLOT_COUNT = 16

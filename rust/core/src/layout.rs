@@ -1,7 +1,7 @@
 //! The segment's bytes: the seed's 1,424, natural C alignment, and our extension behind them.
 //!
 //! Little-endian, 4,096 bytes. Readers that know only the seed's part lose nothing; bytes not named are zero and
-//! reserved. Every field that another process may write is an atomic. Offsets are DESIGN section 3's.
+//! reserved. Every field that another process may write is an atomic. The offsets are a contract between releases.
 
 use crate::sync::{AtomicI64, AtomicU32, AtomicU64};
 
