@@ -18,11 +18,11 @@ from ocgpu.server.arbiter import Arbiter, Counts, Kind, State
 from ocgpu.server.arbiter import Grant as ArbiterGrant
 from ocgpu.server.metrics import Metrics
 
-__all__ = ["Admission", "BodyReservation", "Grant", "RefusedError", "Transition"]
+__all__ = ["RETRY_AFTER", "Admission", "BodyReservation", "Grant", "RefusedError", "Transition"]
 
 logger: Final = logging.getLogger("ocgpu.server")
 
-# What a refused client is told to wait. A card changes hands in seconds, not in milliseconds.
+# Seconds that a refused client is told to wait. A card changes hands in seconds.
 RETRY_AFTER: Final = 5
 _HISTORY: Final = 200
 

@@ -19,7 +19,7 @@ from ocgpu.server.engines.comfyui import ComfyUI, JobResult
 from ocgpu.server.engines.ollama import Ollama
 from ocgpu.server.metrics import Metrics
 from ocgpu.server.relay.asgi import Headers, header
-from ocgpu.server.relay.control import Reply, json_object
+from ocgpu.server.relay.control import Reply, json_object, read_reply
 from ocgpu.server.relay.upstream import Upstream, UpstreamConnectError, UpstreamError
 
 __all__ = ["ImageJobs", "ImageSettings", "Prompt"]
@@ -218,10 +218,7 @@ class ImageJobs:
                     "POST", prompt.target, prompt.headers, prompt.body, fresh=True
                 ) as response,
             ):
-                parts = []
-                while piece := await response.read():
-                    parts.append(piece)
-                return Reply(response.status, response.headers, b"".join(parts))
+                return await read_reply(response)
         except TimeoutError:
             raise UpstreamError("ComfyUI did not answer the prompt in time") from None
 

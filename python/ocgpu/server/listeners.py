@@ -22,6 +22,7 @@ from granian.constants import HTTPModes, Interfaces
 from granian.http import HTTP1Settings
 from granian.server.embed import Server
 
+from ocgpu.server.admission import RETRY_AFTER
 from ocgpu.server.engines.engine import Engine
 from ocgpu.server.locked import LockedRoute
 from ocgpu.server.relay.asgi import App, Message, Receive, Scope, Send, send_error
@@ -167,7 +168,9 @@ class Requests:
             # Ours, at the end of a drain. An answer that has begun stays without its final message:
             # the client sees that it is broken.
             if not begun and scope["type"] == "http":
-                await send_error(send, 503, "shutdown", "the proxy is shutting down", retry_after=5)
+                await send_error(
+                    send, 503, "shutdown", "the proxy is shutting down", retry_after=RETRY_AFTER
+                )
         finally:
             tasks.discard(task)
 

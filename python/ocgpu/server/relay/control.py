@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ocgpu.server.relay.asgi import Headers
-from ocgpu.server.relay.upstream import Upstream, UpstreamError
+from ocgpu.server.relay.upstream import Upstream, UpstreamError, UpstreamResponse
 
-__all__ = ["Control", "Reply", "UpstreamTimeoutError", "json_object"]
+__all__ = ["Control", "Reply", "UpstreamTimeoutError", "json_object", "read_reply"]
 
 
 class UpstreamTimeoutError(UpstreamError):
@@ -30,6 +30,18 @@ class Reply(NamedTuple):
     def document(self) -> dict[str, Any] | None:
         """Give the JSON object of a success, or None when there is none."""
         return json_object(self.body) if self.accepted else None
+
+
+async def read_reply(response: UpstreamResponse) -> Reply:
+    """Read an answer to its end.
+
+    Raises:
+        UpstreamError: The upstream broke off.
+    """
+    parts = []
+    while piece := await response.read():
+        parts.append(piece)
+    return Reply(response.status, response.headers, b"".join(parts))
 
 
 def json_object(body: bytes) -> dict[str, Any] | None:
@@ -84,10 +96,7 @@ class Control:
                     method, target, headers, body, fresh=body is not None
                 ) as response,
             ):
-                parts = []
-                while piece := await response.read():
-                    parts.append(piece)
-                return Reply(response.status, response.headers, b"".join(parts))
+                return await read_reply(response)
         except TimeoutError:
             message = f"no answer from {self.upstream.url}{path} within {timeout:g}s"
             raise UpstreamTimeoutError(message) from None

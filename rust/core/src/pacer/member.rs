@@ -27,6 +27,16 @@ pub(crate) struct Seat {
     reason: Option<String>,
 }
 
+impl Seat {
+    /// Free the slot, if there is one. Where the file was cut, the claim goes with the handle: the kernel drops the
+    /// lock byte at its close.
+    fn give_back(&self) {
+        if let (Some(segment), Some(claim)) = (self.segment.as_ref().filter(|old| old.whole()), self.claim) {
+            claim.release(segment);
+        }
+    }
+}
+
 /// One process's membership.
 #[derive(Debug)]
 pub(crate) struct Member {
@@ -166,10 +176,7 @@ impl Member {
             Claim::take(&segment, &owner, clock::wall_us()).map(|claim| (segment, claim))
         });
         let mut seat = self.seat.write().unwrap_or_else(PoisonError::into_inner);
-        // Where the old file was cut, its claim goes with the handle: the kernel drops the lock byte at its close.
-        if let (Some(segment), Some(claim)) = (seat.segment.as_ref().filter(|old| old.whole()), seat.claim) {
-            claim.release(segment);
-        }
+        seat.give_back();
         *seat = match fresh {
             Ok((segment, Some(claim))) => Seat { segment: Some(segment), claim: Some(claim), reason: None },
             Ok((segment, None)) => Seat { segment: Some(segment), claim: None, reason: Some(full()) },
@@ -179,9 +186,7 @@ impl Member {
 
     pub(crate) fn leave(&self) {
         let mut seat = self.seat.write().unwrap_or_else(PoisonError::into_inner);
-        if let (Some(segment), Some(claim)) = (seat.segment.as_ref().filter(|old| old.whole()), seat.claim) {
-            claim.release(segment);
-        }
+        seat.give_back();
         *seat = Seat { segment: None, claim: None, reason: Some("left".into()) };
     }
 }
