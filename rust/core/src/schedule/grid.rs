@@ -8,7 +8,7 @@ use crate::layout::SLOT_COUNT;
 use crate::schedule::{PPM, Roster};
 
 /// The smallest window that is worth having (seed bug-2243).
-const WINDOW_MIN_US: u64 = 40_000;
+const WINDOW_MIN_US: u32 = 40_000;
 /// Below this, switching costs more than the shorter stall gains.
 const PERIOD_MIN_US: u64 = 80_000;
 /// Beyond this, the longest stall matters more than the smallest window.
@@ -24,7 +24,13 @@ const PERIOD_MAX_US: u64 = 400_000;
 /// ```
 #[must_use]
 pub fn period_us(min_share_ppm: u32) -> u64 {
-    (WINDOW_MIN_US * PPM / u64::from(min_share_ppm.max(1))).clamp(PERIOD_MIN_US, PERIOD_MAX_US)
+    period_of_window_us(WINDOW_MIN_US, min_share_ppm)
+}
+
+/// `period_us` for peers whose smallest window is another one.
+#[must_use]
+pub(crate) fn period_of_window_us(window_us: u32, min_share_ppm: u32) -> u64 {
+    (u64::from(window_us) * PPM / u64::from(min_share_ppm.max(1))).clamp(PERIOD_MIN_US, PERIOD_MAX_US)
 }
 
 /// The windows of all active peers within one period.
