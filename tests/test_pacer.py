@@ -8,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -30,23 +31,43 @@ def test_idle_peers_cost_nothing() -> None:
         assert [pacer.step() for _ in range(1000)] == [0.0] * 1000
 
 
-def test_beside_an_active_peer_a_step_sleeps_until_its_window() -> None:
-    with Pacer() as pacer, Pacer() as other:
-        other._open_request()
-        pacer.step()
+@contextmanager
+def at_work(pacer: Pacer, seconds: float = 0.004) -> Iterator[None]:
+    """A thread that computes in units of `seconds` for as long as the block runs."""
+    ended = threading.Event()
 
+    def loop() -> None:
+        while not ended.is_set():
+            with pacer.unit():
+                ended.wait(seconds)
+        pacer.idle()
+
+    thread = threading.Thread(target=loop)
+    thread.start()
+    try:
+        wait_until(lambda: pacer.snapshot().self.active)  # type: ignore[union-attr]
+        yield
+    finally:
+        ended.set()
+        thread.join(20)
+
+
+@pytest.mark.parametrize("schedule", ["turn", "grid"])
+def test_beside_a_peer_at_work_a_step_waits_for_its_turn(schedule: str) -> None:
+    with Pacer(schedule=schedule) as pacer, Pacer() as other, at_work(other):
         slept = []
-        deadline = time.monotonic() + 0.3
+        deadline = time.monotonic() + 2.0
         while time.monotonic() < deadline:
             slept.append(pacer.step())
+            pacer.done()
 
-        # 1:1 is a period of 80 ms: in 0.3 s at least three windows of the other's pass.
-        assert sum(s > 0.0 for s in slept) >= 3
-        assert max(slept) < 0.4
+        # 1:1 is a round of about 80 ms: in 2 s many turns of the other's pass, each of about 40 ms.
+        assert sum(s > 0.02 for s in slept) >= 5
+        assert pacer.snapshot().schedule == schedule
 
 
-def test_the_first_step_of_a_request_returns_at_once() -> None:
-    with Pacer() as pacer, Pacer() as other:
+def test_on_the_grid_the_first_step_of_a_request_returns_at_once() -> None:
+    with Pacer(schedule="grid") as pacer, Pacer() as other:
         other._open_request()
 
         # Longer than any period, so that windows of the other's pass.
@@ -57,6 +78,32 @@ def test_the_first_step_of_a_request_returns_at_once() -> None:
                 first.add(pacer.step())
 
         assert first == {0.0}
+
+
+def test_a_peer_of_the_grid_at_work_puts_all_on_the_grid() -> None:
+    with Pacer() as pacer, Pacer(schedule="grid") as other:
+        before = pacer.snapshot().schedule
+        with other.request():
+            during = (pacer.snapshot().schedule, ocgpu.peers().schedule)
+
+        assert (before, during, pacer.snapshot().schedule) == ("turn", ("grid", "grid"), "turn")
+
+
+def test_a_peer_that_stops_hands_over_at_once() -> None:
+    with Pacer() as pacer, Pacer() as other:
+        other.step()  # Its turn: without an end of its request it is 100 ms until it is taken.
+        threading.Timer(0.02, other.idle).start()
+
+        slept = pacer.step()
+
+        assert 0.0 < slept < 0.09
+
+
+def test_a_turn_that_nobody_ends_is_taken() -> None:
+    with Pacer() as pacer, Pacer() as other:
+        other.step()
+
+        assert 0.05 < pacer.step() < 3.0
 
 
 def test_the_end_of_a_request_is_seen_by_the_others_at_once() -> None:
@@ -84,12 +131,14 @@ def test_weight_changes_while_running() -> None:
         assert pacer.snapshot().self is not None
 
 
-def test_remaining_is_unlimited_alone_and_within_the_window_beside_others() -> None:
+def test_remaining_is_unlimited_alone_and_within_the_turn_beside_others() -> None:
     with Pacer() as pacer, Pacer() as other:
         assert pacer.remaining() == math.inf
 
         with other.request():
-            assert 0.0 <= pacer.remaining() <= 0.04
+            assert pacer.remaining() == 0.0
+            pacer.step()
+            assert 0.0 < pacer.remaining() <= 0.05
 
 
 def test_busy_is_the_time_between_step_and_done() -> None:
@@ -143,17 +192,32 @@ def test_peers_of_a_gpu_that_nobody_used_creates_nothing(gpu_dir: Path) -> None:
     assert list(gpu_dir.iterdir()) == []
 
 
-def test_the_seventeenth_peer_runs_unpaced_and_joins_when_a_slot_is_free() -> None:
+def test_the_seventeenth_peer_joins_when_a_slot_is_free() -> None:
     sixteen = [Pacer() for _ in range(16)]
     late = Pacer()
     assert not late.enabled
     assert "16 slots" in str(late.reason)
-    assert late.step() == 0.0
+    assert [late.step() for _ in range(100)] == [0.0] * 100  # Nobody is at work.
 
     sixteen[3].leave()
     wait_until(lambda: late.enabled, 10)
 
     assert late.slot == 3
+    for pacer in (*sixteen, late):
+        pacer.leave()
+
+
+def test_the_seventeenth_peer_holds_back_while_anybody_is_at_work() -> None:
+    sixteen = [Pacer() for _ in range(16)]
+    late = Pacer()
+    with sixteen[0].request():
+        late.step()
+        deadline = time.monotonic() + 0.01
+        wait_until(lambda: time.monotonic() >= deadline)
+        late.done()
+
+        # Nine times its unit, as if it had a share of 10 %.
+        assert 0.09 <= late.step() < 3.0
     for pacer in (*sixteen, late):
         pacer.leave()
 
@@ -181,7 +245,7 @@ def test_ctrl_c_ends_a_wait_at_the_gate() -> None:
     program = (
         "import os, signal, threading\n"
         "from ocgpu import Pacer\n"
-        "a, b = Pacer(weight=1000.0), Pacer(weight=0.001)\n"
+        "a, b = Pacer(1000.0, schedule='grid'), Pacer(0.001)\n"
         "a._open_request(); b.step()\n"
         "threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
         "def loop():\n"
@@ -196,10 +260,9 @@ def test_ctrl_c_ends_a_wait_at_the_gate() -> None:
     assert done.stdout == "interrupted\n"
 
 
-async def test_astep_waits_without_blocking_the_loop() -> None:
-    with Pacer() as pacer, Pacer() as other:
-        other._open_request()
-        await pacer.astep()
+@pytest.mark.parametrize("schedule", ["turn", "grid"])
+async def test_astep_waits_without_blocking_the_loop(schedule: str) -> None:
+    with Pacer(schedule=schedule) as pacer, Pacer() as other, at_work(other):
         turns = 0
 
         async def count() -> None:
@@ -210,11 +273,27 @@ async def test_astep_waits_without_blocking_the_loop() -> None:
 
         counter = asyncio.create_task(count())
         waited = 0.0
-        while waited < 0.05:
+        while waited < 0.1:
             waited += await pacer.astep()
+            await asyncio.sleep(0.002)
         counter.cancel()
 
-        assert turns >= 5
+        assert turns >= 10
+
+
+async def test_a_cancelled_astep_gives_up_its_place() -> None:
+    with Pacer() as pacer, Pacer() as other:
+        other.step()
+        waiting = asyncio.create_task(pacer.astep())
+        while pacer.snapshot().self.state != "waiting":  # type: ignore[union-attr]
+            await asyncio.sleep(0.001)
+
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+
+        assert pacer.snapshot().self.state != "waiting"  # type: ignore[union-attr]
+        assert [other.step() for _ in range(100)] == [0.0] * 100
 
 
 def test_pace_steps_before_each_item_and_idles_at_the_end() -> None:
@@ -260,11 +339,14 @@ def test_a_unit_steps_before_and_is_done_after() -> None:
 
 
 def test_threads_share_a_pacer() -> None:
-    with Pacer() as pacer, Pacer() as other:
-        other._open_request()
-        threads = [
-            threading.Thread(target=lambda: [pacer.step() for _ in range(50)]) for _ in range(4)
-        ]
+    with Pacer() as pacer, Pacer() as other, at_work(other):
+
+        def work() -> None:
+            for _ in range(50):
+                with pacer.unit():
+                    pass
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -275,27 +357,84 @@ def test_threads_share_a_pacer() -> None:
         assert own.steps == 200
 
 
-def test_a_forked_child_has_left_and_does_not_disturb_its_parent() -> None:
+def test_a_turn_does_not_end_in_the_middle_of_another_threads_unit() -> None:
+    overlaps = []
+    computing: set[str] = set()
+
+    def unit(pacer: Pacer, name: str) -> None:
+        with pacer.unit():
+            computing.add(threading.current_thread().name)
+            if {other.split("-")[0] for other in computing} != {name}:
+                overlaps.append(set(computing))
+            time.sleep(0.003)
+            computing.discard(threading.current_thread().name)
+
+    def loop(pacer: Pacer, name: str) -> None:
+        deadline = time.monotonic() + 2.0
+        with pacer.request():
+            while time.monotonic() < deadline:
+                unit(pacer, name)
+
+    with Pacer() as a, Pacer() as b:
+        threads = [
+            threading.Thread(target=loop, args=(pacer, name), name=f"{name}-{index}")
+            for pacer, name in ((a, "a"), (b, "b"))
+            for index in range(2)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(20)
+
+        steps = [peer.steps for peer in ocgpu.peers().peers]
+
+    assert min(steps) > 100
+    assert overlaps == []
+
+
+def test_a_forked_child_joins_anew_and_does_not_disturb_its_parent() -> None:
     program = (
-        "import os\n"
+        "import os, time\n"
         "from ocgpu import Pacer, peers\n"
-        "parent = Pacer(name='parent')\n"
+        "parent = Pacer(2.0, name='model')\n"
+        "parent.step()\n"
         "child = os.fork()\n"
         "if child == 0:\n"
-        "    ok = parent.step() == 0.0 and not parent.enabled and 'forked' in parent.reason\n"
+        "    before = len(peers().peers)\n"
+        "    parent.idle()\n"
+        "    after = [(p.slot, p.pid == os.getpid(), p.weight) for p in peers().peers]\n"
+        "    ok = (before, after) == (1, [(0, False, 2.0), (1, True, 2.0)])\n"
+        "    ok = ok and parent.slot == 1 and parent.enabled\n"
         "    parent.leave()\n"
-        "    own = Pacer(name='child')\n"
-        "    names = {peer.name for peer in peers().peers}\n"
-        "    del parent\n"
-        "    os._exit(0 if ok and names == {'parent', 'child'} else 1)\n"
+        "    os._exit(0 if ok and len(peers().peers) == 1 else 1)\n"
         "status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
-        "print(status, [peer.name for peer in peers().peers if peer.alive], parent.enabled)\n"
+        "print(status, [p.slot for p in peers().peers if p.alive], parent.slot, parent.enabled)\n"
     )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=20
     )
 
-    assert done.stdout == "0 ['parent'] True\n", done.stderr
+    assert done.stdout == "0 [0] 0 True\n", done.stderr
+
+
+def test_a_forked_child_that_does_not_use_its_copy_does_not_join() -> None:
+    program = (
+        "import os, sys\n"
+        "from ocgpu import Pacer, peers\n"
+        "parent = Pacer()\n"
+        "child = os.fork()\n"
+        "if child == 0:\n"
+        "    parent.leave()\n"
+        "    code = parent.step() or parent.enabled or len(peers().peers) - 1\n"
+        "    del parent\n"
+        "    sys.exit(int(code))\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), parent.enabled)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=20
+    )
+
+    assert done.stdout == "0 True\n", done.stderr
 
 
 def test_joining_logs_the_boot_line(caplog: pytest.LogCaptureFixture, gpu_key: str) -> None:

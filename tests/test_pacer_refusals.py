@@ -31,7 +31,7 @@ def test_an_illegal_key_is_refused(key: str) -> None:
         ocgpu.peers(key)
 
 
-@pytest.mark.parametrize("schedule", ["turn", "", "GRID"])
+@pytest.mark.parametrize("schedule", ["turns", "", "GRID"])
 def test_an_unknown_schedule_is_refused(schedule: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="invalid `schedule`"):
         Pacer(schedule=schedule)

@@ -264,7 +264,7 @@ def test_misspelt_variables_are_named_and_foreign_ones_left_alone() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "legal"),
     [
-        ("OCGPU_SCHEDULE", "turn", "`grid`"),
+        ("OCGPU_SCHEDULE", "turns", "`turn` or `grid`"),
         ("OCGPU_SHARE", "all", "`machine` or `user`"),
         ("OCGPU_DIR", "relative", "an absolute path"),
     ],

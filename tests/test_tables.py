@@ -129,7 +129,7 @@ def test_a_real_peer_is_listed_by_a_real_command(processes: Processes, tmp_path:
         answer = json.loads(log.read_text())
 
     key = os.environ["OCGPU_GPU_KEY"]
-    assert title == f"gpu {key}: 1 peer, schedule grid"
+    assert title == f"gpu {key}: 1 peer, schedule turn"
     assert row.split()[:5] == [str(os.getpid()), "2", "0.0%", "0.0%", "idle"]
     assert row.endswith("  chat [b]")
     assert (answer["gpu_key"], answer["self"]) == (key, None)

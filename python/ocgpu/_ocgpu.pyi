@@ -8,11 +8,16 @@ from pathlib import Path
 from typing import Final, SupportsFloat, SupportsIndex, final
 from typing_extensions import disjoint_base
 
-__all__ = ["GPU_KEY_FORM", "WEIGHT_FORM", "__version__", "Lease", "LeaseParty", "LeaseStatus", "LeaseWait", "Pacer", "Peer", "Snapshot", "adopt_orphans", "check_place", "is_gpu_key", "is_weight", "lease_status"]
+__all__ = ["GPU_KEY_FORM", "SCHEDULE_FORM", "WEIGHT_FORM", "__version__", "Lease", "LeaseParty", "LeaseStatus", "LeaseWait", "Pacer", "Peer", "Snapshot", "TurnWait", "adopt_orphans", "check_place", "is_gpu_key", "is_schedule", "is_weight", "lease_status"]
 
 GPU_KEY_FORM: Final[str]
 """
 What a GPU key must look like, for messages.
+"""
+
+SCHEDULE_FORM: Final[str]
+"""
+What a schedule must be, for messages.
 """
 
 WEIGHT_FORM: Final[str]
@@ -176,23 +181,26 @@ class Pacer:
     """
     A process's place among the peers of one GPU; see `ocgpu.Pacer`.
     """
-    def __new__(cls, /, gpu_key: str | None, reason: str | None, weight: SupportsFloat | SupportsIndex, name: str, gated: bool) -> Pacer:
+    def __new__(cls, /, gpu_key: str | None, reason: str | None, weight: SupportsFloat | SupportsIndex, name: str, gated: bool, schedule: str) -> Pacer:
         """
         Join the peers of `gpu_key`; with None, register nothing and say `reason`.
         """
-    def _arrive(self, /) -> float:
+    def _abandon(self, /) -> None:
         """
-        End the unit before, and say how many seconds to wait; for callers that wait by themselves. 0.0: the next unit
-        has begun.
+        Do not wait any longer.
         """
-    def _begin(self, /, slept: SupportsFloat | SupportsIndex) -> None:
+    def _add_slept(self, /, slept: SupportsFloat | SupportsIndex) -> None:
         """
-        The unit that had to wait begins, after `slept` seconds at the gate.
+        A wait took `slept` seconds.
+        """
+    def _arrive(self, /) -> bool:
+        """
+        End the unit before, and begin the next one if it need not wait: False = wait, with `_wait` and `_look`.
         """
     def _close_request(self, /) -> None: ...
-    def _look(self, /) -> float:
+    def _look(self, /) -> bool:
         """
-        Seconds still to wait.
+        Whether the unit that had to wait has begun now.
         """
     def _mark(self, /, active: bool) -> None:
         """
@@ -200,6 +208,10 @@ class Pacer:
         """
     def _open_request(self, /) -> None: ...
     def _set_weight(self, /, weight: SupportsFloat | SupportsIndex) -> None: ...
+    def _start_wait(self, /) -> TurnWait | None:
+        """
+        Wait for a turn in a thread of its own; None where there is nothing to wait for.
+        """
     def done(self, /) -> None:
         """
         The unit ended: the device is synchronised, and what follows (sampling, streaming) is not GPU work.
@@ -224,7 +236,7 @@ class Pacer:
         """
     def remaining(self, /) -> float:
         """
-        Seconds left of this peer's window, `inf` when it need not share: size a prefill chunk by it.
+        Seconds left of this peer's turn, 0.0 before it, `inf` when it need not share: size a prefill chunk by it.
         """
     @property
     def slot(self, /) -> int | None:
@@ -235,8 +247,7 @@ class Pacer:
         """
         Gate before a unit of GPU work, and end of the unit before it.
 
-        Call it at the head of the loop, after the device was synchronised. The first step of a request returns at
-        once. Returns the seconds slept: 0.0 when alone.
+        Call it at the head of the loop, after the device was synchronised. Returns the seconds slept: 0.0 when alone.
         """
     @property
     def weight(self, /) -> float:
@@ -334,7 +345,7 @@ class Snapshot:
     @property
     def schedule(self, /) -> str:
         """
-        Which schedule is in force: `grid`.
+        Which schedule is in force: `turn`, or `grid` while a peer that knows no other is at work.
         """
     def to_dict(self, /) -> "dict[str, object]":
         """
@@ -343,6 +354,16 @@ class Snapshot:
     def to_json(self, /) -> str:
         """
         The seed's `/gpu/peers` document (`gpu_key`, `self`, `peers`) with our keys behind the seed's, as JSON text.
+        """
+
+@final
+class TurnWait:
+    """
+    A wait for a turn, for an event loop: readable when it is worth to look. Dropping it ends the wait.
+    """
+    def fileno(self, /) -> int:
+        """
+        The descriptor to watch for reading; it stays open as long as this object lives.
         """
 
 def adopt_orphans() -> None:
@@ -358,6 +379,11 @@ def check_place(directory: str | None, share: str | None) -> None:
 def is_gpu_key(text: str) -> bool:
     """
     Whether a text may be a GPU key.
+    """
+
+def is_schedule(text: str) -> bool:
+    """
+    Whether a text names a schedule.
     """
 
 def is_weight(value: SupportsFloat | SupportsIndex) -> bool:

@@ -8,6 +8,7 @@ from typing import Literal, Self, cast
 from ocgpu import _ocgpu, arguments
 from ocgpu._ocgpu import LeaseParty, LeaseStatus, LeaseWait
 from ocgpu.device import resolve_key
+from ocgpu.readable import readable
 
 __all__ = ["Lease", "LeaseParty", "LeaseStatus", "lease_status"]
 
@@ -83,7 +84,7 @@ class Lease(_ocgpu.Lease):
         if wait is None:
             return
         try:
-            await _readable(wait, seconds)
+            await readable(wait, seconds)
             wait.finish()
         except TimeoutError:
             self._stop(wait, seconds or 0.0)
@@ -147,18 +148,3 @@ def lease_status(
     if path is not None:
         return _ocgpu.lease_status(None, Path(path))
     return _ocgpu.lease_status(resolve_key(gpu))
-
-
-async def _readable(wait: LeaseWait, timeout: float | None) -> None:
-    """Return when `wait` is over; TimeoutError after `timeout` seconds."""
-    # asyncio is most of what `import ocgpu` would cost, and a task has loaded it.
-    import asyncio
-
-    loop = asyncio.get_running_loop()
-    over = asyncio.Event()
-    loop.add_reader(wait.fileno(), over.set)
-    try:
-        async with asyncio.timeout(timeout):
-            await over.wait()
-    finally:
-        loop.remove_reader(wait.fileno())

@@ -5,6 +5,7 @@ import logging
 import math
 import os
 import sys
+import time
 import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Self, TypeVar, cast
 from ocgpu import _ocgpu, arguments
 from ocgpu.device import resolve_key
 from ocgpu.errors import ConfigError, NoGpuError, RegistryUnavailableError
+from ocgpu.readable import readable
 from ocgpu.snapshot import Snapshot
 
 if TYPE_CHECKING:
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SCHEDULE = "grid"
-"""The one schedule of this release."""
+SCHEDULE_DEFAULT = "turn"
+"""What a peer wants when nobody says otherwise."""
 
 _log = logging.getLogger("ocgpu")
 _joined: "weakref.WeakSet[Pacer]" = weakref.WeakSet()
@@ -34,15 +36,16 @@ class Pacer(_ocgpu.Pacer):
 
     Alone, or beside idle peers, `step()` never sleeps. A pacer never breaks the program that embeds
     it: where it cannot join, `enabled` is False, `reason` says why, one warning is logged, and
-    `step()` returns 0.0. It may be used by several threads, which share its windows. A forked child
-    has left and makes its own.
+    `step()` returns 0.0. It may be used by several threads, which share its turns. A forked child
+    joins anew with a slot of its own when it first uses its copy.
 
     Args:
         weight: Relative claim on the compute, 0.001 to 1000: weight 2 beside weight 1 gets twice
             as much. Every active peer gets at least a floor of 10 % (before renormalising).
         name: Shown to the other peers; cut to 47 bytes. Default: the program's name.
         gpu: GPU key, or the number of the device. Default: `OCGPU_GPU_KEY`, else device 0.
-        schedule: `grid`, the only one so far. Default: `OCGPU_SCHEDULE`.
+        schedule: `turn`, or `grid` for windows of the wall clock as peers have them that know no
+            turns; one such peer at work puts all on the grid. Default: `OCGPU_SCHEDULE`, else `turn`.
         strict: Raise where the pacer would otherwise stay disabled.
 
     Raises:
@@ -63,16 +66,16 @@ class Pacer(_ocgpu.Pacer):
         _gated: bool = True,
     ) -> Self:
         """Join; see the class."""
-        check_schedule(schedule)
+        wanted = resolve_schedule(schedule)
         share = arguments.number("weight", weight, _ocgpu.WEIGHT_FORM)
         label = program_name() if name is None else arguments.text("name", name, "a text")
         key, reason = _key_or_reason(gpu, strict=strict)
         try:
-            joined = super().__new__(cls, key, reason, share, label, _gated)
+            joined = super().__new__(cls, key, reason, share, label, _gated, wanted)
         except RegistryUnavailableError as error:
             if strict:
                 raise
-            joined = super().__new__(cls, None, str(error), share, label, _gated)
+            joined = super().__new__(cls, None, str(error), share, label, _gated, wanted)
         self = cast("Self", joined)
         _announce(self, key)
         _joined.add(self)
@@ -93,18 +96,19 @@ class Pacer(_ocgpu.Pacer):
         Returns:
             Seconds waited, 0.0 when alone.
         """
-        # Here: it would be most of the time of `import ocgpu`, and whoever awaits has it anyway.
-        import asyncio
-
-        wait = self._arrive()
-        loop = asyncio.get_running_loop()
-        started = loop.time()
-        waited = 0.0
-        while wait > 0.0:
-            await asyncio.sleep(wait)
-            waited = loop.time() - started
-            wait = self._look()
-        self._begin(waited)
+        if self._arrive():
+            return 0.0
+        started = time.monotonic()
+        try:
+            while not self._look():
+                wait = self._start_wait()
+                if wait is not None:
+                    await readable(wait)
+        except BaseException:
+            self._abandon()
+            raise
+        waited = time.monotonic() - started
+        self._add_slept(waited)
         return waited
 
     def unit(self) -> "Unit":
@@ -284,17 +288,18 @@ def program_name() -> str:
     return Path(script).name or Path(sys.executable).name or "python"
 
 
-def check_schedule(schedule: str | None) -> None:
-    """Refuse a schedule that this release does not have.
+def resolve_schedule(schedule: str | None) -> str:
+    """What a peer wants: the argument, else `OCGPU_SCHEDULE`, else turns.
 
     Raises:
-        ConfigError: It is neither None nor `grid`, or `OCGPU_SCHEDULE` is not.
+        ConfigError: It is not the name of a schedule.
     """
     name, value = "schedule", schedule
     if value is None:
-        name, value = "OCGPU_SCHEDULE", os.environ.get("OCGPU_SCHEDULE") or SCHEDULE
-    if value != SCHEDULE:
-        raise ConfigError(f"invalid `{name}`: {value!r}; use `{SCHEDULE}`")
+        name, value = "OCGPU_SCHEDULE", os.environ.get("OCGPU_SCHEDULE") or SCHEDULE_DEFAULT
+    if not isinstance(value, str) or not _ocgpu.is_schedule(value):
+        raise ConfigError(f"invalid `{name}`: {value!r}; use {_ocgpu.SCHEDULE_FORM}")
+    return value
 
 
 def _key_or_reason(gpu: str | int | None, *, strict: bool) -> tuple[str | None, str | None]:

@@ -21,11 +21,10 @@ from urllib.parse import urlsplit
 import msgspec
 
 from ocgpu import forms
-from ocgpu._ocgpu import GPU_KEY_FORM, WEIGHT_FORM, check_place
+from ocgpu._ocgpu import GPU_KEY_FORM, SCHEDULE_FORM, WEIGHT_FORM, check_place, is_schedule
 from ocgpu.durations import DURATION_FORM, format_duration, parse_duration
 from ocgpu.errors import ConfigError
 from ocgpu.forms import Listen
-from ocgpu.pacer import SCHEDULE
 from ocgpu.text import printable
 
 __all__ = [
@@ -249,9 +248,9 @@ def load_settings(
 def _library_problems(environ: Mapping[str, str]) -> list[str]:
     """What is wrong with the variables that the library reads by itself when serve joins."""
     problems = []
-    schedule = environ.get("OCGPU_SCHEDULE") or SCHEDULE
-    if schedule != SCHEDULE:
-        problems.append(f"{_invalid('OCGPU_SCHEDULE', schedule)}; use `{SCHEDULE}`")
+    schedule = environ.get("OCGPU_SCHEDULE")
+    if schedule and not is_schedule(schedule):
+        problems.append(f"{_invalid('OCGPU_SCHEDULE', schedule)}; use {SCHEDULE_FORM}")
     for values in ((environ.get("OCGPU_DIR"), None), (None, environ.get("OCGPU_SHARE"))):
         try:
             check_place(*values)

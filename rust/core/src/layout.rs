@@ -49,6 +49,18 @@ pub(crate) mod flag {
     pub(crate) const GRID: u32 = 128;
 }
 
+/// Bits of `ExtSlot::turn_flags`.
+pub(crate) mod turn_flag {
+    /// The owner is in a request.
+    pub(crate) const INREQ: u32 = 1;
+    /// The owner waits for a turn.
+    pub(crate) const QUEUED: u32 = 2;
+    /// The owner woke up with no debt: it goes first.
+    pub(crate) const BOOST: u32 = 4;
+    /// The owner has waited for more than a round: it goes next.
+    pub(crate) const OVERDUE: u32 = 8;
+}
+
 /// Bytes 0..16.
 #[repr(C)]
 pub(crate) struct Header {

@@ -24,5 +24,8 @@ pub use lease::{
     Lease, LeaseMode, LeaseOptions, LeaseParty, LeaseStatus, LeaseWait, adopt_orphans, lease_status,
     lease_status_at,
 };
-pub use pacer::{Pacer, Peer, PeerState, Settings, Snapshot, WEIGHT_FORM, check_weight, peers};
+pub use pacer::{
+    Pacer, Peer, PeerState, SCHEDULE_FORM, Schedule, Settings, Snapshot, TurnWait, WEIGHT_FORM, check_weight,
+    peers,
+};
 pub use place::{Place, Share};

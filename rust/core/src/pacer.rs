@@ -3,13 +3,18 @@
 //! The gate decides from the registry and the clock alone; the heartbeat thread never takes a lock that a step
 //! could wait for longer than a copy of a few words.
 
+mod company;
+mod desk;
 mod gate;
 mod heartbeat;
 mod member;
 mod meter;
+mod ready;
 mod snapshot;
+mod turn;
+mod watch;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -18,11 +23,14 @@ use crate::key::GpuKey;
 use crate::layout::flag;
 use crate::place::Place;
 use crate::registry::{Owner, SegmentPath};
-use crate::sys::process_identity;
+use crate::sync::{AtomicU32, Ordering};
+use crate::sys::{PerProcess, process_identity};
 
 use heartbeat::Beat;
 use member::Member;
 
+pub use company::{SCHEDULE_FORM, Schedule};
+pub use ready::TurnWait;
 pub use snapshot::{Peer, PeerState, Snapshot, peers};
 
 /// What a weight must be, for messages.
@@ -41,93 +49,157 @@ pub struct Settings {
     pub name: String,
     /// `false` for a process that computes but cannot be paused: it takes part without a gate.
     pub gated: bool,
+    /// What it wants: turns, unless a peer that knows only the grid is at work.
+    pub schedule: Schedule,
 }
 
 /// A joined peer. Dropping it leaves.
+///
+/// A forked child joins with a slot of its own when it first uses its copy.
 #[derive(Debug)]
 pub struct Pacer {
+    settings: Settings,
+    /// Bits of the weight in force, an `f32`.
+    weight: AtomicU32,
+    joined: PerProcess<Result<Joined>>,
+    left: AtomicU32,
+}
+
+/// What a process has by joining.
+#[derive(Debug)]
+struct Joined {
     member: Arc<Member>,
     beat: Arc<Beat>,
-    thread: std::sync::Mutex<Option<JoinHandle<()>>>,
+    thread: Mutex<Option<JoinHandle<()>>>,
+}
+
+impl Joined {
+    fn new(settings: &Settings, weight: f32) -> Result<Self> {
+        let path = SegmentPath::new(&settings.place, &settings.key);
+        let mut flags = if settings.gated { 0 } else { flag::UNGATED };
+        if settings.schedule == Schedule::Grid {
+            flags |= flag::GRID;
+        }
+        let owner = Owner { identity: process_identity(), name: settings.name.clone(), weight, flags };
+        let member = Arc::new(Member::join(settings.key.clone(), settings.place.clone(), path, owner)?);
+        let beat = Arc::new(Beat::default());
+        let thread = heartbeat::start(Arc::clone(&member), Arc::clone(&beat))?;
+        Ok(Self { member, beat, thread: Mutex::new(Some(thread)) })
+    }
+
+    fn leave(&self) {
+        self.beat.stop();
+        let thread = self.thread.lock().map_or(None, |mut thread| thread.take());
+        if let Some(thread) = thread {
+            // A heartbeat that panicked has nothing left to wait for.
+            let _ = thread.join();
+        }
+        self.member.leave();
+    }
 }
 
 impl Pacer {
     /// Join the peers of a GPU and start the heartbeat.
     ///
-    /// With all 16 slots taken this succeeds too: the process runs unpaced and tries again at each beat.
+    /// With all 16 slots taken this succeeds too: the process holds back by itself and tries again at each beat.
     ///
     /// # Errors
     /// `InvalidArgument` for a weight out of range, `RegistryUnavailable` when the segment cannot be used.
     pub fn join(settings: Settings) -> Result<Self> {
         check_weight(settings.weight)?;
-        let path = SegmentPath::new(&settings.place, &settings.key);
-        let flags = flag::GRID | if settings.gated { 0 } else { flag::UNGATED };
-        let owner = Owner {
-            identity: process_identity(),
-            name: settings.name,
-            weight: narrow(settings.weight),
-            flags,
-        };
-        let member = Arc::new(Member::join(settings.key, settings.place, path, owner)?);
-        let beat = Arc::new(Beat::default());
-        let thread = heartbeat::start(Arc::clone(&member), Arc::clone(&beat))?;
-        Ok(Self { member, beat, thread: std::sync::Mutex::new(Some(thread)) })
+        let weight = narrow(settings.weight);
+        let joined = PerProcess::new(Ok(Joined::new(&settings, weight)?));
+        Ok(Self { settings, weight: AtomicU32::new(weight.to_bits()), joined, left: AtomicU32::new(0) })
     }
 
-    /// The gate before a unit of work: ends the unit before it, and says how many microseconds to wait.
+    /// This process's membership; a forked child joins here. `Err` when it has none, with the reason.
+    fn member(&self) -> std::result::Result<&Member, String> {
+        self.joined().map(|joined| &*joined.member)
+    }
+
+    fn joined(&self) -> std::result::Result<&Joined, String> {
+        if self.left.load(Ordering::Relaxed) != 0 {
+            return Err("left".into());
+        }
+        match self.joined.get_or_make(|| Joined::new(&self.settings, self.narrow_weight())) {
+            Ok(joined) => Ok(joined),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+
+    fn narrow_weight(&self) -> f32 {
+        f32::from_bits(self.weight.load(Ordering::Relaxed))
+    }
+
+    /// The gate before a unit of work: ends the unit before it, and begins the next one, if it need not wait.
     ///
-    /// 0: the unit has begun. Else wait with `wait` (or `look` and other means), then call `begin`.
+    /// False: it must wait, with `wait` in a loop, or `start_wait` and `look`; then the unit has begun when one of `wait`
+    /// and `look` says true. `abandon` ends the wait without a unit.
     #[must_use]
-    pub fn arrive(&self) -> u64 {
-        self.member.arrive()
+    pub fn arrive(&self) -> bool {
+        self.member().map_or(true, Member::arrive)
     }
 
-    /// Sleep at most `slice` towards this peer's window; microseconds left to wait, 0 = the unit may begin.
+    /// Sleep at most `slice` towards this peer's turn; whether the unit has begun.
     #[must_use]
-    pub fn wait(&self, slice: Duration) -> u64 {
-        self.member.wait(slice)
+    pub fn wait(&self, slice: Duration) -> bool {
+        self.member().map_or(true, |member| member.wait(slice))
     }
 
-    /// As `wait`, without sleeping: for callers that sleep by other means.
-    #[must_use]
-    pub fn look(&self) -> u64 {
-        self.member.look()
+    /// Send a thread to wait on behalf of an event loop, which then calls `look`; `None` where there is nothing to wait for.
+    ///
+    /// # Errors
+    /// `Io` when the system gives no thread or no descriptor.
+    pub fn start_wait(&self) -> Result<Option<TurnWait>> {
+        self.joined().ok().map(|joined| TurnWait::start(Arc::clone(&joined.member))).transpose()
     }
 
-    /// A unit of work that had to wait begins, after `slept_us` at the gate.
-    pub fn begin(&self, slept_us: u64) {
-        self.member.begin(slept_us);
+    /// Whether the unit that had to wait has begun now.
+    #[must_use]
+    pub fn look(&self) -> bool {
+        self.member().map_or(true, Member::look)
+    }
+
+    /// Do not wait any longer.
+    pub fn abandon(&self) {
+        let _ = self.member().map(Member::abandon);
+    }
+
+    /// Note how long a wait took, for the others to see.
+    pub fn add_slept(&self, slept: Duration) {
+        let slept_us = u64::try_from(slept.as_micros()).unwrap_or(u64::MAX);
+        let _ = self.member().map(|member| member.add_slept(slept_us));
     }
 
     /// The unit ended: the device is synchronised, what follows is not GPU work.
     pub fn done(&self) {
-        self.member.done();
+        let _ = self.member().map(Member::done);
     }
 
     /// A request begins: active until the matching `close_request`, however long the work takes.
     pub fn open_request(&self) {
-        self.member.open_request();
+        let _ = self.member().map(Member::open_request);
     }
 
     /// A request ended; when it was the last one, idle at once.
     pub fn close_request(&self) {
-        self.member.close_request();
+        let _ = self.member().map(Member::close_request);
     }
 
     /// For an ungated process: it works from `true` to `false`. Repeating a value changes nothing.
     pub fn mark(&self, active: bool) {
-        self.member.mark(active);
+        let _ = self.member().map(|member| member.mark(active));
     }
 
-    /// Idle at once: the others' windows grow now, not after the activity window.
+    /// Idle at once: the others get this peer's part now, not after the activity window.
     pub fn idle(&self) {
-        self.member.idle();
+        let _ = self.member().map(Member::idle);
     }
 
-    /// Microseconds until this peer's window closes; `None` while it need not share.
+    /// Microseconds left of this peer's turn, or of its window; 0 when it is not its turn, `None` while it need not share.
     #[must_use]
     pub fn remaining_us(&self) -> Option<u64> {
-        self.member.remaining_us()
+        self.member().ok().and_then(Member::remaining_us)
     }
 
     /// Change the weight while running.
@@ -136,47 +208,45 @@ impl Pacer {
     /// `InvalidArgument` for a weight out of range.
     pub fn set_weight(&self, weight: f64) -> Result<()> {
         check_weight(weight)?;
-        self.member.set_weight(narrow(weight));
+        self.weight.store(narrow(weight).to_bits(), Ordering::Relaxed);
+        let _ = self.member().map(|member| member.set_weight(narrow(weight)));
         Ok(())
     }
 
     /// The weight in force.
     #[must_use]
     pub fn weight(&self) -> f64 {
-        f64::from(self.member.weight())
+        f64::from(self.narrow_weight())
     }
 
     /// Everybody of this GPU, as this peer sees them now.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        self.member.snapshot()
+        self.member().map_or_else(
+            |_| Snapshot { gpu_key: self.settings.key.to_string(), ..Snapshot::default() },
+            Member::snapshot,
+        )
     }
 
     /// Why this peer is not paced at present; `None` when it is.
     #[must_use]
     pub fn reason(&self) -> Option<String> {
-        self.member.reason()
+        self.member().map_or_else(Some, Member::reason)
     }
 
     /// The slot it has, if any.
     #[must_use]
     pub fn slot(&self) -> Option<usize> {
-        self.member.slot()
+        self.member().ok().and_then(Member::slot)
     }
 
-    /// Leave: frees the slot and ends the heartbeat. Harmless when repeated, and in a forked child, which has left
-    /// already.
+    /// Leave: frees the slot and ends the heartbeat. Harmless when repeated, and in a forked child, where it means that
+    /// the child does not join.
     pub fn leave(&self) {
-        if self.member.forked() {
-            return;
+        self.left.store(1, Ordering::Relaxed);
+        if let Some(Ok(joined)) = self.joined.get() {
+            joined.leave();
         }
-        self.beat.stop();
-        let thread = self.thread.lock().map_or(None, |mut thread| thread.take());
-        if let Some(thread) = thread {
-            // A heartbeat that panicked has nothing left to wait for.
-            let _ = thread.join();
-        }
-        self.member.leave();
     }
 }
 

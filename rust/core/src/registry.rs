@@ -13,7 +13,7 @@ mod segment;
 mod view;
 
 pub(crate) use claim::{Claim, Owner};
-pub(crate) use liveness::{DEAD_AFTER_US, Sweep, Verdict};
+pub(crate) use liveness::{DEAD_AFTER_US, Sweep, Verdict, owner_is_gone};
 pub(crate) use path::SegmentPath;
 pub(crate) use segment::MappedSegment;
 pub(crate) use view::{SlotView, read_slot};

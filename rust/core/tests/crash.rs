@@ -6,14 +6,22 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use ocgpu_core::{GpuKey, Pacer, Place, Settings, Share};
+use ocgpu_core::{GpuKey, Pacer, Place, Schedule, Settings, Share};
 
 const CHILD: &str = "OCGPU_TEST_CHILD_DIR";
 
 fn join(directory: PathBuf, name: &str) -> Pacer {
     let key = GpuKey::new("test").expect("a legal key");
     let place = Place::new(directory, Share::Machine);
-    Pacer::join(Settings { key, place, weight: 1.0, name: name.into(), gated: true }).expect("a place")
+    Pacer::join(Settings {
+        key,
+        place,
+        weight: 1.0,
+        name: name.into(),
+        gated: true,
+        schedule: Schedule::Turn,
+    })
+    .expect("a place")
 }
 
 /// Not a test by itself: joins, works and waits to be killed when the variable is set.

@@ -1,6 +1,6 @@
 //! The legal forms that both sides check: their rule and their wording stand in the core alone.
 
-use ocgpu_core::{GpuKey, Place, check_weight};
+use ocgpu_core::{GpuKey, Place, Schedule, check_weight};
 use pyo3::prelude::*;
 
 use crate::error::to_python;
@@ -15,6 +15,12 @@ pub(crate) fn is_gpu_key(text: &str) -> bool {
 #[pyfunction]
 pub(crate) fn is_weight(value: f64) -> bool {
     check_weight(value).is_ok()
+}
+
+/// Whether a text names a schedule.
+#[pyfunction]
+pub(crate) fn is_schedule(text: &str) -> bool {
+    Schedule::parse(text).is_ok()
 }
 
 /// Check the values of `OCGPU_DIR` and `OCGPU_SHARE`; raises `ConfigError` outside their legal forms.

@@ -12,12 +12,12 @@ use pyo3::prelude::*;
 #[pymodule]
 mod _ocgpu {
     #[pymodule_export]
-    use crate::pacer::Pacer;
+    use crate::pacer::{Pacer, TurnWait};
     #[pymodule_export]
     use crate::snapshot::{Peer, Snapshot};
 
     #[pymodule_export]
-    use crate::forms::{check_place, is_gpu_key, is_weight};
+    use crate::forms::{check_place, is_gpu_key, is_schedule, is_weight};
 
     /// What a GPU key must look like, for messages.
     #[pymodule_export]
@@ -26,6 +26,10 @@ mod _ocgpu {
     /// What a weight must be, for messages.
     #[pymodule_export]
     const WEIGHT_FORM: &str = ocgpu_core::WEIGHT_FORM;
+
+    /// What a schedule must be, for messages.
+    #[pymodule_export]
+    const SCHEDULE_FORM: &str = ocgpu_core::SCHEDULE_FORM;
 
     /// Version of the package, from Cargo.toml.
     #[pymodule_export]

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
-use ocgpu_core::{GpuKey, Place, Settings};
+use ocgpu_core::{GpuKey, Place, Schedule, Settings};
 use pyo3::prelude::*;
 
 use crate::error::to_python;
 
 /// Longest wait without a look at Python's signals, so that Ctrl-C works.
-const SLICE: Duration = Duration::from_millis(50);
+const SLICE: Duration = Duration::from_millis(20);
 
 /// A process's place among the peers of one GPU; see `ocgpu.Pacer`.
 #[pyclass(subclass, frozen, module = "ocgpu._ocgpu")]
@@ -23,7 +23,7 @@ pub(crate) struct Pacer {
 impl Pacer {
     /// Join the peers of `gpu_key`; with None, register nothing and say `reason`.
     #[new]
-    #[pyo3(signature = (gpu_key, reason, weight, name, gated))]
+    #[pyo3(signature = (gpu_key, reason, weight, name, gated, schedule))]
     fn new(
         py: Python<'_>,
         gpu_key: Option<&str>,
@@ -31,46 +31,55 @@ impl Pacer {
         weight: f64,
         name: String,
         gated: bool,
+        schedule: &str,
     ) -> PyResult<Self> {
         ocgpu_core::check_weight(weight).map_err(to_python)?;
         let Some(gpu_key) = gpu_key else { return Ok(Self { joined: None, reason, weight }) };
         let key = GpuKey::new(gpu_key).map_err(to_python)?;
         let place = Place::from_env().map_err(to_python)?;
-        let settings = Settings { key, place, weight, name, gated };
+        let schedule = Schedule::parse(schedule).map_err(to_python)?;
+        let settings = Settings { key, place, weight, name, gated, schedule };
         let joined = py.detach(|| ocgpu_core::Pacer::join(settings)).map_err(to_python)?;
         Ok(Self { joined: Some(joined), reason: None, weight })
     }
 
     /// Gate before a unit of GPU work, and end of the unit before it.
     ///
-    /// Call it at the head of the loop, after the device was synchronised. The first step of a request returns at
-    /// once. Returns the seconds slept: 0.0 when alone.
+    /// Call it at the head of the loop, after the device was synchronised. Returns the seconds slept: 0.0 when alone.
     fn step(&self, py: Python<'_>) -> PyResult<f64> {
-        let Some(pacer) = &self.joined else { return Ok(0.0) };
-        if pacer.arrive() == 0 {
-            return Ok(0.0);
+        match &self.joined {
+            Some(pacer) if !pacer.arrive() => wait_for_turn(py, pacer),
+            _ => Ok(0.0),
         }
-        let slept = wait_for_turn(py, pacer)?;
-        pacer.begin(u64::try_from(slept.as_micros()).unwrap_or(u64::MAX));
-        Ok(slept.as_secs_f64())
     }
 
-    /// End the unit before, and say how many seconds to wait; for callers that wait by themselves. 0.0: the next unit
-    /// has begun.
-    fn _arrive(&self) -> f64 {
-        seconds(self.joined.as_ref().map_or(0, ocgpu_core::Pacer::arrive))
+    /// End the unit before, and begin the next one if it need not wait: False = wait, with `_wait` and `_look`.
+    fn _arrive(&self) -> bool {
+        self.joined.as_ref().is_none_or(ocgpu_core::Pacer::arrive)
     }
 
-    /// Seconds still to wait.
-    fn _look(&self) -> f64 {
-        seconds(self.joined.as_ref().map_or(0, ocgpu_core::Pacer::look))
+    /// Whether the unit that had to wait has begun now.
+    fn _look(&self) -> bool {
+        self.joined.as_ref().is_none_or(ocgpu_core::Pacer::look)
     }
 
-    /// The unit that had to wait begins, after `slept` seconds at the gate.
-    fn _begin(&self, slept: f64) {
+    /// Wait for a turn in a thread of its own; None where there is nothing to wait for.
+    fn _start_wait(&self) -> PyResult<Option<TurnWait>> {
+        let wait = self.joined.as_ref().map(ocgpu_core::Pacer::start_wait).transpose().map_err(to_python)?;
+        Ok(wait.flatten().map(TurnWait))
+    }
+
+    /// Do not wait any longer.
+    fn _abandon(&self) {
         if let Some(pacer) = &self.joined {
-            let slept = Duration::try_from_secs_f64(slept).unwrap_or_default();
-            pacer.begin(u64::try_from(slept.as_micros()).unwrap_or(u64::MAX));
+            pacer.abandon();
+        }
+    }
+
+    /// A wait took `slept` seconds.
+    fn _add_slept(&self, slept: f64) {
+        if let Some(pacer) = &self.joined {
+            pacer.add_slept(Duration::try_from_secs_f64(slept).unwrap_or_default());
         }
     }
 
@@ -107,7 +116,7 @@ impl Pacer {
         }
     }
 
-    /// Seconds left of this peer's window, `inf` when it need not share: size a prefill chunk by it.
+    /// Seconds left of this peer's turn, 0.0 before it, `inf` when it need not share: size a prefill chunk by it.
     fn remaining(&self) -> f64 {
         self.joined.as_ref().and_then(ocgpu_core::Pacer::remaining_us).map_or(f64::INFINITY, seconds)
     }
@@ -151,6 +160,18 @@ impl Pacer {
     }
 }
 
+/// A wait for a turn, for an event loop: readable when it is worth to look. Dropping it ends the wait.
+#[pyclass(frozen, module = "ocgpu")]
+pub(crate) struct TurnWait(ocgpu_core::TurnWait);
+
+#[pymethods]
+impl TurnWait {
+    /// The descriptor to watch for reading; it stays open as long as this object lives.
+    fn fileno(&self) -> i32 {
+        self.0.event_fd()
+    }
+}
+
 impl Pacer {
     /// Everybody of this GPU as this peer sees them; nobody while it is not joined.
     pub(crate) fn look_around(&self) -> ocgpu_core::Snapshot {
@@ -162,11 +183,16 @@ fn seconds(us: u64) -> f64 {
     Duration::from_micros(us).as_secs_f64()
 }
 
-/// Sleep until the window opens; the time slept.
-fn wait_for_turn(py: Python<'_>, pacer: &ocgpu_core::Pacer) -> PyResult<Duration> {
+/// Sleep until the unit has begun; the seconds slept.
+fn wait_for_turn(py: Python<'_>, pacer: &ocgpu_core::Pacer) -> PyResult<f64> {
     let started_us = ocgpu_core::monotonic_us();
-    while py.detach(|| pacer.wait(SLICE)) > 0 {
-        py.check_signals()?;
+    while !py.detach(|| pacer.wait(SLICE)) {
+        if let Err(interrupted) = py.check_signals() {
+            pacer.abandon();
+            return Err(interrupted);
+        }
     }
-    Ok(Duration::from_micros(ocgpu_core::monotonic_us().saturating_sub(started_us)))
+    let slept = Duration::from_micros(ocgpu_core::monotonic_us().saturating_sub(started_us));
+    pacer.add_slept(slept);
+    Ok(slept.as_secs_f64())
 }

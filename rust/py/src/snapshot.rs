@@ -128,10 +128,10 @@ impl Snapshot {
         &self.0.gpu_key
     }
 
-    /// Which schedule is in force: `grid`.
+    /// Which schedule is in force: `turn`, or `grid` while a peer that knows no other is at work.
     #[getter]
     fn schedule(&self) -> &'static str {
-        self.0.schedule
+        self.0.schedule.as_str()
     }
 
     #[getter]

@@ -1,149 +1,336 @@
 //! The gate: what a step costs and decides.
 
+use std::cell::Cell;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock;
-use crate::layout::{SLOT_COUNT, Segment, flag};
-use crate::registry::DEAD_AFTER_US;
-use crate::schedule::{Grid, Roster, weight_milli};
+use crate::layout::{Segment, flag, turn_flag};
+use crate::registry::MappedSegment;
+use crate::schedule::Grid;
 use crate::sync::Ordering;
+use crate::sys::sleep_on;
 
-use super::member::Member;
+use super::company::Schedule;
+use super::desk::{Desk, move_on};
+use super::member::{Member, Seat};
+use super::turn::{LOOK_AGAIN, Place};
 
-/// Longest sleep at the gate without another look: one period at most, so that a clock step oversleeps nobody.
-const LOOK_AGAIN_US: u64 = 400_000;
+/// Longest sleep towards a window without another look: one period at most, so that a clock step oversleeps nobody.
+const WINDOW_LOOK_AGAIN_US: u64 = 400_000;
+/// A peer without a slot sleeps this many times the length of its step: as if it had the smallest share, 10 %.
+const OBSERVER_FACTOR: u64 = 9;
+/// But no longer than this.
+const OBSERVER_SLEEP_MAX_US: u64 = 400_000;
+/// Stands for the thread of a process that marks its work by hand.
+const NO_THREAD: usize = 0;
 
 impl Member {
-    /// End the unit before, and say how long the next one must wait; with 0 the next one has begun.
-    pub(crate) fn arrive(&self) -> u64 {
-        if self.forked() {
-            return 0;
-        }
-        let wall_us = clock::wall_us();
+    /// End the unit before, and begin the next one, if it need not wait.
+    pub(crate) fn arrive(&self) -> bool {
+        let now_us = clock::monotonic_us();
         let seat = self.seat();
-        let (Some(segment), Some(claim)) = (&seat.segment, seat.claim) else { return 0 };
-        let bytes = segment.bytes();
-        mark_paced(bytes, claim.slot);
-        // The first step of a request returns at once: the seed gates after each step, not before the first.
-        let first = !self.meter.end_unit(wall_us);
-        let wait_us = if first { 0 } else { self.window_wait_us(bytes, claim.slot, wall_us) };
-        mark_active(bytes, claim.slot);
-        if wait_us == 0 {
-            self.begin_at(wall_us, bytes, claim.slot, 0);
-        }
-        wait_us
+        let mut desk = self.desk();
+        let Some(place) = self.place(&seat, &mut desk) else {
+            return self.arrive_without_slot(&seat, &mut desk, now_us);
+        };
+        mark_paced(place.bytes(), place.slot);
+        // The seed's grid gates after each step, so that the first one of a request returns at once.
+        let first = !desk.meter.recent(now_us);
+        self.finish(&place, &mut desk, thread_key(), now_us);
+        self.open(&place, &mut desk, now_us);
+        self.try_begin(&place, &mut desk, now_us, first)
     }
 
-    /// How long the next unit must wait, as things stand now.
-    pub(crate) fn look(&self) -> u64 {
-        if self.forked() {
-            return 0;
-        }
+    /// Begin the unit that had to wait, if it need not wait any longer.
+    pub(crate) fn look(&self) -> bool {
+        let now_us = clock::monotonic_us();
         let seat = self.seat();
-        let (Some(segment), Some(claim)) = (&seat.segment, seat.claim) else { return 0 };
-        self.window_wait_us(segment.bytes(), claim.slot, clock::wall_us())
+        let mut desk = self.desk();
+        let Some(place) = self.place(&seat, &mut desk) else {
+            return desk.begin_without_slot(thread_key(), now_us);
+        };
+        self.open(&place, &mut desk, now_us);
+        self.try_begin(&place, &mut desk, now_us, false)
     }
 
-    pub(crate) fn wait(&self, slice: Duration) -> u64 {
-        let wait_us = self.look();
-        if wait_us == 0 {
-            return 0;
-        }
-        clock::sleep(Duration::from_micros(wait_us.min(LOOK_AGAIN_US)).min(slice));
+    /// Sleep at most `slice`, then `look`.
+    pub(crate) fn wait(&self, slice: Duration) -> bool {
+        self.pause(slice);
         self.look()
     }
 
-    /// The unit that waited begins.
-    pub(crate) fn begin(&self, slept_us: u64) {
-        let wall_us = clock::wall_us();
+    /// Sleep at most `slice`; whether it is worth to `look` now. For a thread that waits on behalf of another one.
+    pub(crate) fn wait_ready(&self, slice: Duration) -> bool {
+        self.pause(slice);
+        let now_us = clock::monotonic_us();
+        let seat = self.seat();
+        let mut desk = self.desk();
+        let Some(place) = self.place(&seat, &mut desk) else { return now_us >= desk.observer_until_us };
+        self.may_begin(&place, &mut desk, now_us)
+    }
+
+    /// Do not wait any longer; a turn that came meanwhile goes to the next one.
+    pub(crate) fn abandon(&self) {
+        let now_us = clock::monotonic_us();
+        let seat = self.seat();
+        let mut desk = self.desk();
+        let Some(place) = self.place(&seat, &mut desk) else { return };
+        desk.turn.stop_waiting(place.ext());
+        desk.turn.ending = !place.company.is_empty();
+        self.end_turn_if_due(&place, &mut desk, now_us);
+    }
+
+    /// Note what a wait took.
+    pub(crate) fn add_slept(&self, slept_us: u64) {
         self.publish(|slot, segment| {
-            self.begin_at(wall_us, segment, slot, slept_us);
-            mark_active(segment, slot);
+            segment.ext_slots[slot].slept_us.fetch_add(slept_us, Ordering::Relaxed);
         });
     }
 
-    fn begin_at(&self, wall_us: i64, segment: &Segment, slot: usize, slept_us: u64) {
-        self.meter.begin_unit(wall_us);
-        let ext = &segment.ext_slots[slot];
-        ext.steps.fetch_add(1, Ordering::Relaxed);
-        if slept_us > 0 {
-            ext.slept_us.fetch_add(slept_us, Ordering::Relaxed);
+    pub(crate) fn done(&self) {
+        let now_us = clock::monotonic_us();
+        let seat = self.seat();
+        let mut desk = self.desk();
+        match self.place(&seat, &mut desk) {
+            Some(place) => self.finish(&place, &mut desk, thread_key(), now_us),
+            None => self.finish_without_slot(&seat, &mut desk, now_us),
         }
     }
 
-    pub(crate) fn done(&self) {
-        self.meter.end_unit(clock::wall_us());
-    }
-
     pub(crate) fn open_request(&self) {
-        self.meter.open_request();
-        self.publish(|slot, segment| mark_active(segment, slot));
+        let now_us = clock::monotonic_us();
+        let seat = self.seat();
+        let mut desk = self.desk();
+        desk.meter.open_request();
+        if let Some(place) = self.place(&seat, &mut desk) {
+            self.open(&place, &mut desk, now_us);
+        }
     }
 
     pub(crate) fn close_request(&self) {
-        if self.meter.close_request() {
+        if self.desk().meter.close_request() {
             self.idle();
         }
     }
 
     /// For work that is not stepped: busy and active from `true` to `false`, whatever it does between them.
     pub(crate) fn mark(&self, active: bool) {
-        if active == self.meter.in_request() {
+        if active == self.desk().meter.in_request() {
             return;
         }
         if active {
+            self.desk().meter.begin_unit(NO_THREAD, clock::monotonic_us());
             self.open_request();
-            self.meter.begin_unit(clock::wall_us());
         } else {
-            self.meter.end_unit(clock::wall_us());
+            self.desk().meter.end_unit(NO_THREAD, clock::monotonic_us());
             self.close_request();
         }
     }
 
     pub(crate) fn idle(&self) {
-        self.meter.end_unit(clock::wall_us());
-        self.meter.idle();
-        self.publish(|slot, segment| segment.slots[slot].active.store(0, Ordering::Relaxed));
+        let now_us = clock::monotonic_us();
+        let seat = self.seat();
+        let mut desk = self.desk();
+        let place = self.place(&seat, &mut desk);
+        match &place {
+            Some(place) => self.finish(place, &mut desk, thread_key(), now_us),
+            None => self.finish_without_slot(&seat, &mut desk, now_us),
+        }
+        if let Some(place) = &place {
+            self.rest(place, &mut desk, now_us);
+        }
+        desk.meter.idle();
+        desk.observer_until_us = 0;
     }
 
+    /// Time left of the turn or of the window; `None` while there is nobody to share with.
     pub(crate) fn remaining_us(&self) -> Option<u64> {
-        if self.forked() {
+        let now_us = clock::monotonic_us();
+        let seat = self.seat();
+        let mut desk = self.desk();
+        let place = self.place(&seat, &mut desk)?;
+        if place.company.is_empty() {
             return None;
         }
-        let seat = self.seat();
-        let (Some(segment), Some(claim)) = (&seat.segment, seat.claim) else { return None };
-        let wall_us = clock::wall_us();
-        let roster = self.roster(segment.bytes(), claim.slot, wall_us);
-        (roster.len() > 1).then(|| Grid::new(&roster).remaining_us(claim.slot, wall_us))
-    }
-
-    fn window_wait_us(&self, segment: &Segment, own: usize, wall_us: i64) -> u64 {
-        let roster = self.roster(segment, own, wall_us);
-        if roster.len() < 2 { 0 } else { Grid::new(&roster).wait_us(own, wall_us) }
-    }
-
-    /// The active peers as they stand now; ourselves always among them.
-    pub(crate) fn roster(&self, segment: &Segment, own: usize, wall_us: i64) -> Roster {
-        let mut roster = Roster::default();
-        roster.insert(own, weight_milli(self.weight()));
-        let (known, barred) = (self.known.load(Ordering::Relaxed), self.barred.load(Ordering::Relaxed));
-        for slot in (0..SLOT_COUNT).filter(|slot| *slot != own && barred & 1 << slot == 0) {
-            let base = &segment.slots[slot];
-            let idle = base.pid.load(Ordering::Relaxed) == 0 || base.active.load(Ordering::Relaxed) == 0;
-            if idle || (known & 1 << slot == 0 && !fresh(segment, slot, wall_us)) {
-                continue;
-            }
-            roster.insert(slot, weight_milli(f32::from_bits(base.weight.load(Ordering::Relaxed))));
+        if place.company.schedule == Schedule::Grid {
+            let grid = Grid::new(&self.roster(place.bytes(), place.slot, place.company));
+            return Some(grid.remaining_us(place.slot, clock::wall_us()));
         }
-        roster
+        if !Self::has_turn(&place, &desk) {
+            return Some(0);
+        }
+        let open_us = now_us.saturating_sub(desk.turn.charged_until_us);
+        let round = self.round(&place, &mut desk, now_us);
+        Some(round.remaining_us(place.slot, desk.turn.used_us).saturating_sub(open_us))
+    }
+
+    /// What the heartbeat does for the gate: close a request after the activity window, and open one anew in a new slot.
+    pub(crate) fn keep_request(&self) {
+        let now_us = clock::monotonic_us();
+        let seat = self.seat();
+        let mut desk = self.desk();
+        let Some(place) = self.place(&seat, &mut desk) else { return };
+        if !desk.meter.active(now_us) {
+            self.rest(&place, &mut desk, now_us);
+            return;
+        }
+        self.open(&place, &mut desk, now_us);
+        self.end_turn_if_due(&place, &mut desk, now_us);
+    }
+
+    fn try_begin(&self, place: &Place<'_>, desk: &mut Desk, now_us: u64, first: bool) -> bool {
+        let free = first && place.company.schedule == Schedule::Grid;
+        if !self.may_begin(place, desk, now_us) && !free {
+            return false;
+        }
+        desk.turn.stop_waiting(place.ext());
+        desk.meter.begin_unit(thread_key(), now_us);
+        move_on(place.ext());
+        let steps = &place.ext().steps;
+        // Only this process writes it, under the desk's mutex.
+        steps.store(steps.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
+        true
+    }
+
+    /// Whether a unit may begin now; else this process is queued.
+    fn may_begin(&self, place: &Place<'_>, desk: &mut Desk, now_us: u64) -> bool {
+        desk.meter.touch(now_us);
+        if place.company.schedule == Schedule::Grid {
+            self.leave_round(place, desk, now_us);
+            let may = place.company.is_empty() || self.window_wait_us(place) == 0;
+            if !may {
+                // The end of a request wakes who is queued, in the grid too.
+                desk.turn.raise(place.ext(), turn_flag::QUEUED);
+            }
+            return may;
+        }
+        if desk.turn.in_grid {
+            desk.turn.in_grid = false;
+            self.enter_round(place, desk, now_us);
+        }
+        self.take_turn(place, desk, now_us) || self.queue(place, desk, now_us)
+    }
+
+    /// The grid is in force: nobody has the turn.
+    fn leave_round(&self, place: &Place<'_>, desk: &mut Desk, now_us: u64) {
+        desk.turn.in_grid = true;
+        if desk.turn.word != 0 {
+            self.end_turn(place, desk, now_us);
+        }
+    }
+
+    /// The unit of a thread ended: show it, and charge it.
+    fn finish(&self, place: &Place<'_>, desk: &mut Desk, thread: usize, now_us: u64) {
+        let Some(unit_us) = desk.meter.end_unit(thread, now_us) else { return };
+        desk.turn.publish_step(place.ext(), unit_us);
+        move_on(place.ext());
+        if place.company.schedule == Schedule::Turn {
+            self.charge(place, desk, unit_us, now_us);
+        }
+    }
+
+    /// A request begins, unless one is open.
+    fn open(&self, place: &Place<'_>, desk: &mut Desk, now_us: u64) {
+        if desk.turn.in_request() {
+            return;
+        }
+        place.bytes().slots[place.slot].active.store(1, Ordering::Relaxed);
+        desk.turn.in_grid = place.company.schedule == Schedule::Grid;
+        self.enter_round(place, desk, now_us);
+    }
+
+    /// No request is open: the others get this peer's part now.
+    fn rest(&self, place: &Place<'_>, desk: &mut Desk, now_us: u64) {
+        if !desk.turn.in_request() {
+            return;
+        }
+        desk.turn.stop_waiting(place.ext());
+        desk.turn.lower(place.ext(), turn_flag::INREQ);
+        place.bytes().slots[place.slot].active.store(0, Ordering::Relaxed);
+        self.end_turn(place, desk, now_us);
+        if place.company.schedule == Schedule::Grid {
+            place.wake_waiters();
+        }
+    }
+
+    fn arrive_without_slot(&self, seat: &Seat, desk: &mut Desk, now_us: u64) -> bool {
+        self.finish_without_slot(seat, desk, now_us);
+        desk.begin_without_slot(thread_key(), now_us)
+    }
+
+    /// A peer without a slot is seen by nobody; it holds back by itself while anybody is at work.
+    fn finish_without_slot(&self, seat: &Seat, desk: &mut Desk, now_us: u64) {
+        let Some(unit_us) = desk.meter.end_unit(thread_key(), now_us) else { return };
+        let Some(segment) = &seat.segment else { return };
+        if !self.company(segment.bytes(), None).is_empty() {
+            let sleep_us = unit_us.saturating_mul(OBSERVER_FACTOR).min(OBSERVER_SLEEP_MAX_US);
+            desk.observer_until_us = now_us + sleep_us;
+        }
+    }
+
+    /// Sleep until something may have changed, at most `slice`.
+    fn pause(&self, slice: Duration) {
+        let Some((segment, slot, seen, span)) = self.pause_plan() else { return };
+        match segment {
+            Some(segment) => sleep_on(&segment.bytes().ext_slots[slot].wake, seen, span.min(slice)),
+            None => clock::sleep(span.min(slice)),
+        }
+    }
+
+    /// On which word to sleep, from which value, and for how long; `None`: not at all.
+    fn pause_plan(&self) -> Option<(Option<Arc<MappedSegment>>, usize, u32, Duration)> {
+        let seat = self.seat();
+        let mut desk = self.desk();
+        let Some(place) = self.place(&seat, &mut desk) else {
+            let left_us = desk.observer_until_us.saturating_sub(clock::monotonic_us());
+            return (left_us > 0).then(|| (None, 0, 0, Duration::from_micros(left_us)));
+        };
+        // Acquire: pairs with the Release in `wake`. Read before the look: whatever happens after it wakes us.
+        let seen = place.ext().wake.load(Ordering::Acquire);
+        let span = if place.company.schedule == Schedule::Grid {
+            Duration::from_micros(self.window_wait_us(&place).min(WINDOW_LOOK_AGAIN_US))
+        } else if self.take_turn(&place, &mut desk, clock::monotonic_us()) {
+            Duration::ZERO
+        } else {
+            LOOK_AGAIN
+        };
+        (!span.is_zero()).then(|| (seat.segment.clone(), place.slot, seen, span))
+    }
+
+    fn window_wait_us(&self, place: &Place<'_>) -> u64 {
+        if place.company.is_empty() {
+            return 0;
+        }
+        let roster = self.roster(place.bytes(), place.slot, place.company);
+        Grid::new(&roster).wait_us(place.slot, clock::wall_us())
+    }
+
+    /// Where we stand in the registry, and who is at work; `None` without a slot.
+    fn place<'seat>(&self, seat: &'seat Seat, desk: &mut Desk) -> Option<Place<'seat>> {
+        let (segment, claim) = (seat.segment.as_deref()?, seat.claim?);
+        desk.sit(claim);
+        let company = self.company(segment.bytes(), Some(claim.slot));
+        Some(Place { segment, slot: claim.slot, company })
     }
 }
 
-/// Whether a peer that no sweep has judged yet has a young heartbeat.
-fn fresh(segment: &Segment, slot: usize, wall_us: i64) -> bool {
-    // Acquire: pairs with the Release of the beat.
-    let heartbeat_us = segment.slots[slot].heartbeat_us.load(Ordering::Acquire);
-    wall_us.saturating_sub(heartbeat_us).unsigned_abs() <= DEAD_AFTER_US
+impl Desk {
+    fn begin_without_slot(&mut self, thread: usize, now_us: u64) -> bool {
+        let may = now_us >= self.observer_until_us;
+        if may {
+            self.meter.begin_unit(thread, now_us);
+        }
+        may
+    }
+}
+
+/// Tells the threads of this process apart: the address of a variable that each of them has. Never `NO_THREAD`.
+fn thread_key() -> usize {
+    thread_local! {
+        static KEY: Cell<u8> = const { Cell::new(0) };
+    }
+    KEY.with(|key| std::ptr::from_ref(key).addr())
 }
 
 /// Note once that this process calls the gate.
@@ -151,13 +338,5 @@ fn mark_paced(segment: &Segment, slot: usize) {
     let flags = &segment.ext_slots[slot].flags;
     if flags.load(Ordering::Relaxed) & flag::PACED == 0 {
         flags.fetch_or(flag::PACED, Ordering::Relaxed);
-    }
-}
-
-/// Publish that we work; the store is left out when it would change nothing, to spare the others the cache line.
-fn mark_active(segment: &Segment, slot: usize) {
-    let active = &segment.slots[slot].active;
-    if active.load(Ordering::Relaxed) == 0 {
-        active.store(1, Ordering::Relaxed);
     }
 }

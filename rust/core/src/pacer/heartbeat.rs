@@ -4,13 +4,16 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::clock;
 use crate::error::{Error, Result};
 use crate::registry::Sweep;
 
 use super::member::{BusyWindow, Member};
 
 /// The seed's cadence.
-const PERIOD: Duration = Duration::from_millis(500);
+const PERIOD_US: u64 = 500_000;
+/// While we work we look at the others more often: a death is then known after a tenth of a second.
+const SWEEP_PERIOD: Duration = Duration::from_millis(100);
 
 /// Stops the thread at once instead of at its next beat.
 #[derive(Debug, Default)]
@@ -25,10 +28,10 @@ impl Beat {
         self.changed.notify_all();
     }
 
-    /// Sleep until the next beat; `false` when there is none.
-    fn next(&self) -> bool {
+    /// Sleep for `span`; `false` when there is no next beat.
+    fn sleep(&self, span: Duration) -> bool {
         let stopped = self.stopped.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.changed.wait_timeout_while(stopped, PERIOD, |stopped| !*stopped);
+        let waited = self.changed.wait_timeout_while(stopped, span, |stopped| !*stopped);
         !*waited.unwrap_or_else(PoisonError::into_inner).0
     }
 }
@@ -37,8 +40,18 @@ impl Beat {
 pub(crate) fn start(member: Arc<Member>, beat: Arc<Beat>) -> Result<JoinHandle<()>> {
     let run = move || {
         let (mut sweep, mut busy) = (Sweep::default(), BusyWindow::default());
-        while beat.next() {
-            member.beat(&mut sweep, &mut busy);
+        let mut next_us = clock::monotonic_us() + PERIOD_US;
+        loop {
+            let left = Duration::from_micros(next_us.saturating_sub(clock::monotonic_us()));
+            let span = if member.at_work_itself() { left.min(SWEEP_PERIOD) } else { left };
+            if !beat.sleep(span) {
+                return;
+            }
+            if clock::monotonic_us() >= next_us {
+                member.beat(&mut busy);
+                next_us = clock::monotonic_us() + PERIOD_US;
+            }
+            member.sweep(&mut sweep);
         }
     };
     std::thread::Builder::new().name("ocgpu-heartbeat".into()).spawn(run).map_err(|source| Error::Io {

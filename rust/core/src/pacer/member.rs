@@ -1,17 +1,18 @@
 //! The state that a pacer's steps and its heartbeat share.
 
-use std::sync::{PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
 
 use crate::clock;
 use crate::error::Result;
 use crate::key::GpuKey;
-use crate::layout::SLOT_COUNT;
+use crate::layout::{SLOT_COUNT, flag};
 use crate::place::Place;
 use crate::registry::{Claim, MappedSegment, Owner, SegmentPath, Sweep, Verdict};
 use crate::sync::{AtomicU32, Ordering};
-use crate::sys::fork_generation;
 
-use super::meter::Meter;
+use super::company::Schedule;
+use super::desk::Desk;
+use super::turn::wake;
 
 /// Beats of half a second that the published busy fraction covers.
 const BUSY_BEATS: usize = 4;
@@ -20,7 +21,7 @@ const BUSY_BEATS: usize = 4;
 #[derive(Debug)]
 pub(crate) struct Seat {
     /// `None` after leaving, and when the segment became unusable.
-    pub(crate) segment: Option<MappedSegment>,
+    pub(crate) segment: Option<Arc<MappedSegment>>,
     /// `None` while all slots are taken.
     pub(crate) claim: Option<Claim>,
     /// Why the process is not paced.
@@ -31,7 +32,8 @@ impl Seat {
     /// Free the slot, if there is one. Where the file was cut, the claim goes with the handle: the kernel drops the
     /// lock byte at its close.
     fn give_back(&self) {
-        if let (Some(segment), Some(claim)) = (self.segment.as_ref().filter(|old| old.whole()), self.claim) {
+        if let (Some(segment), Some(claim)) = (self.segment.as_deref().filter(|old| old.whole()), self.claim)
+        {
             claim.release(segment);
         }
     }
@@ -44,9 +46,11 @@ pub(crate) struct Member {
     place: Place,
     path: SegmentPath,
     owner: Owner,
-    generation: u32,
+    /// What this process wants; what is in force depends on the others.
+    pub(crate) schedule: Schedule,
     pub(crate) seat: RwLock<Seat>,
-    pub(crate) meter: Meter,
+    /// Taken after `seat` where both are.
+    desk: Mutex<Desk>,
     /// Bits of the weight, an `f32`.
     weight: AtomicU32,
     /// Bit per slot: alive at the last sweep.
@@ -60,7 +64,8 @@ pub(crate) struct Member {
 impl Member {
     pub(crate) fn join(key: GpuKey, place: Place, path: SegmentPath, owner: Owner) -> Result<Self> {
         let weight = AtomicU32::new(owner.weight.to_bits());
-        let segment = MappedSegment::open(&place, &path)?;
+        let schedule = if owner.flags & flag::GRID == 0 { Schedule::Turn } else { Schedule::Grid };
+        let segment = Arc::new(MappedSegment::open(&place, &path)?);
         let claim = Claim::take(&segment, &owner, clock::wall_us())?;
         let reason = claim.is_none().then(full);
         let member = Self {
@@ -68,9 +73,9 @@ impl Member {
             place,
             path,
             owner,
-            generation: fork_generation(),
+            schedule,
             seat: RwLock::new(Seat { segment: Some(segment), claim, reason }),
-            meter: Meter::new(),
+            desk: Mutex::default(),
             weight,
             known: AtomicU32::new(0),
             barred: AtomicU32::new(0),
@@ -80,23 +85,19 @@ impl Member {
         Ok(member)
     }
 
-    /// Whether this is a forked child's copy: it has no heartbeat and no slot.
-    pub(crate) fn forked(&self) -> bool {
-        self.generation != fork_generation()
-    }
-
     pub(crate) fn seat(&self) -> RwLockReadGuard<'_, Seat> {
         self.seat.read().unwrap_or_else(PoisonError::into_inner)
     }
 
+    pub(crate) fn desk(&self) -> MutexGuard<'_, Desk> {
+        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     pub(crate) fn slot(&self) -> Option<usize> {
-        if self.forked() { None } else { self.seat().claim.map(|claim| claim.slot) }
+        self.seat().claim.map(|claim| claim.slot)
     }
 
     pub(crate) fn reason(&self) -> Option<String> {
-        if self.forked() {
-            return Some("this process was forked from the one that joined; make a `Pacer` here".into());
-        }
         self.seat().reason.clone()
     }
 
@@ -114,33 +115,33 @@ impl Member {
 
     /// Run `write` on our slot, if we have one.
     pub(crate) fn publish(&self, write: impl FnOnce(usize, &crate::layout::Segment)) {
-        if self.forked() {
-            return;
-        }
         let seat = self.seat();
         if let (Some(segment), Some(claim)) = (&seat.segment, seat.claim) {
             write(claim.slot, segment.bytes());
         }
     }
 
-    /// One heartbeat: mend what broke, publish, look at the others.
-    pub(crate) fn beat(&self, sweep: &mut Sweep, busy: &mut BusyWindow) {
+    /// One heartbeat: mend what broke, publish.
+    pub(crate) fn beat(&self, busy: &mut BusyWindow) {
         // First: what follows touches the mapping, which must be whole.
         self.mend();
-        let wall_us = clock::wall_us();
-        let busy_ppm = busy.add(wall_us, self.meter.busy_us(wall_us));
-        let active = self.meter.active(wall_us);
+        self.keep_request();
+        let (wall_us, now_us) = (clock::wall_us(), clock::monotonic_us());
+        let busy_ppm = busy.add(now_us, self.desk().meter.busy_us(now_us));
         self.publish(|slot, segment| {
             let (base, ext) = (&segment.slots[slot], &segment.ext_slots[slot]);
-            base.active.store(u32::from(active), Ordering::Relaxed);
             base.busy_ppm.store(busy_ppm, Ordering::Relaxed);
             ext.hb_seq.fetch_add(1, Ordering::Relaxed);
             base.heartbeat_us.store(wall_us, Ordering::Release); // Release: pairs with the Acquire in `read_slot`.
         });
-        self.sweep(sweep);
     }
 
-    /// Judge every other slot, and free those of the dead.
+    /// Whether there is work, ours or anybody's that we would have to wait for.
+    pub(crate) fn at_work_itself(&self) -> bool {
+        self.desk().meter.active(clock::monotonic_us())
+    }
+
+    /// Judge every other slot, and free those of the dead. Our own waiters look again when that changes anything.
     pub(crate) fn sweep(&self, sweep: &mut Sweep) {
         let wall_us = clock::wall_us();
         let seat = self.seat();
@@ -152,9 +153,12 @@ impl Member {
                 .filter(|slot| verdicts[*slot].is_some_and(wanted))
                 .fold(0, |bits, slot| bits | 1 << slot)
         };
-        self.known.store(bits(|verdict| verdict == Verdict::Alive), Ordering::Relaxed);
+        let known = self.known.swap(bits(|verdict| verdict == Verdict::Alive), Ordering::Relaxed);
         self.barred.store(bits(|verdict| verdict != Verdict::Alive), Ordering::Relaxed);
         self.stalled.store(bits(|verdict| verdict == Verdict::Stalled), Ordering::Relaxed);
+        if let Some(own) = own.filter(|_| known != self.known.load(Ordering::Relaxed)) {
+            wake(segment.bytes(), own);
+        }
     }
 
     /// Take a slot when we have none, and move house when the segment behind the name is another one.
@@ -173,7 +177,7 @@ impl Member {
         }
         let owner = Owner { weight: self.weight(), ..self.owner.clone() };
         let fresh = MappedSegment::open(&self.place, &self.path).and_then(|segment| {
-            Claim::take(&segment, &owner, clock::wall_us()).map(|claim| (segment, claim))
+            Claim::take(&segment, &owner, clock::wall_us()).map(|claim| (Arc::new(segment), claim))
         });
         let mut seat = self.seat.write().unwrap_or_else(PoisonError::into_inner);
         seat.give_back();
@@ -185,6 +189,7 @@ impl Member {
     }
 
     pub(crate) fn leave(&self) {
+        self.idle();
         let mut seat = self.seat.write().unwrap_or_else(PoisonError::into_inner);
         seat.give_back();
         *seat = Seat { segment: None, claim: None, reason: Some("left".into()) };
@@ -192,29 +197,26 @@ impl Member {
 }
 
 fn full() -> String {
-    format!("all {SLOT_COUNT} slots are taken: running unpaced until one is free")
+    format!("all {SLOT_COUNT} slots are taken: holding back without one until one is free")
 }
 
 /// The busy fraction over the last beats.
 #[derive(Debug, Default)]
 pub(crate) struct BusyWindow {
-    samples: [(i64, u64); BUSY_BEATS],
+    samples: [(u64, u64); BUSY_BEATS],
     beats: usize,
 }
 
 impl BusyWindow {
     /// Add a reading of the meter; the busy fraction since the oldest one kept, in parts per million.
-    pub(crate) fn add(&mut self, wall_us: i64, busy_us: u64) -> u32 {
+    pub(crate) fn add(&mut self, now_us: u64, busy_us: u64) -> u32 {
         let (since_us, since_busy) = self.samples[self.beats % BUSY_BEATS];
         let first = self.beats < BUSY_BEATS;
-        self.samples[self.beats % BUSY_BEATS] = (wall_us, busy_us);
+        self.samples[self.beats % BUSY_BEATS] = (now_us, busy_us);
         self.beats += 1;
         let (since_us, since_busy) = if first { self.samples[0] } else { (since_us, since_busy) };
-        let span = u64::try_from(wall_us.saturating_sub(since_us)).unwrap_or(0);
-        if span == 0 {
-            return 0;
-        }
-        let ppm = busy_us.saturating_sub(since_busy).saturating_mul(1_000_000) / span;
+        let worked_us = busy_us.saturating_sub(since_busy).saturating_mul(1_000_000);
+        let ppm = worked_us.checked_div(now_us.saturating_sub(since_us)).unwrap_or(0);
         u32::try_from(ppm.min(1_000_000)).unwrap_or(1_000_000)
     }
 }
@@ -231,8 +233,8 @@ mod tests {
         }
 
         let mut last = 0;
-        for beat in 10..16_i64 {
-            last = window.add(beat * 500_000, u64::try_from(beat - 9).expect("positive") * 250_000);
+        for beat in 10..16 {
+            last = window.add(beat * 500_000, (beat - 9) * 250_000);
         }
 
         assert_eq!(last, 500_000);

@@ -1,95 +1,102 @@
 //! How much of its time a process is at work, and whether it is at work at all.
 //!
-//! Times are wall microseconds. A gap longer than the activity window counts as idle and is charged to nobody.
-
-use crate::sync::{AtomicI64, AtomicU32, AtomicU64, Ordering};
+//! Times are monotonic microseconds. A gap longer than the activity window counts as idle and is charged to nobody.
 
 /// A process that did nothing for this long is idle (the seed's constant).
-pub(crate) const ACTIVITY_WINDOW_US: i64 = 2_000_000;
-/// No unit is open.
-const NONE: i64 = i64::MIN;
+pub(crate) const ACTIVITY_WINDOW_US: u64 = 2_000_000;
+
+/// A unit of work that is open. Each thread has one at most.
+#[derive(Debug, Clone, Copy)]
+struct Unit {
+    thread: usize,
+    began_us: u64,
+}
 
 /// Work of one process; its threads share it.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Meter {
-    /// When the open unit began.
-    unit_us: AtomicI64,
+    units: Vec<Unit>,
     /// When the process last began or ended a unit.
-    worked_us: AtomicI64,
+    worked_us: Option<u64>,
+    /// Until when work is counted in `busy_us`: what overlaps is counted once.
+    counted_until_us: u64,
     /// Time at work since the join.
-    busy_us: AtomicU64,
+    busy_us: u64,
     /// Explicit requests that are open.
-    requests: AtomicU32,
+    requests: u32,
 }
 
 impl Meter {
-    pub(crate) fn new() -> Self {
-        Self {
-            unit_us: AtomicI64::new(NONE),
-            worked_us: AtomicI64::new(NONE),
-            busy_us: AtomicU64::new(0),
-            requests: AtomicU32::new(0),
+    /// The open unit of `thread` ends: its length, if there was one.
+    pub(crate) fn end_unit(&mut self, thread: usize, now_us: u64) -> Option<u64> {
+        let index = self.units.iter().position(|unit| unit.thread == thread);
+        let unit = index.map(|index| self.units.swap_remove(index));
+        if let Some(unit) = unit {
+            self.busy_us += self.uncounted_us(unit, now_us);
+            self.counted_until_us = now_us;
+            self.worked_us = Some(now_us);
         }
+        unit.map(|unit| now_us.saturating_sub(unit.began_us))
     }
 
-    /// The open unit ends. Returns whether the process was active before, that is: this is not the first step of a
-    /// request.
-    pub(crate) fn end_unit(&self, wall_us: i64) -> bool {
-        let began = self.unit_us.swap(NONE, Ordering::Relaxed);
-        if began != NONE {
-            let span = wall_us.saturating_sub(began);
-            self.busy_us.fetch_add(self.counted(span), Ordering::Relaxed);
-        }
-        let worked = self.worked_us.swap(wall_us, Ordering::Relaxed);
-        worked != NONE && (0..=ACTIVITY_WINDOW_US).contains(&wall_us.saturating_sub(worked))
+    /// A unit of `thread` begins.
+    pub(crate) fn begin_unit(&mut self, thread: usize, now_us: u64) {
+        self.units.retain(|unit| unit.thread != thread);
+        self.units.push(Unit { thread, began_us: now_us });
+        self.worked_us = Some(now_us);
     }
 
-    /// A unit begins.
-    pub(crate) fn begin_unit(&self, wall_us: i64) {
-        self.unit_us.store(wall_us, Ordering::Relaxed);
-        self.worked_us.store(wall_us, Ordering::Relaxed);
+    /// Whether units are open that began less than `limit_us` ago: an older one was left behind by its thread.
+    pub(crate) fn in_unit(&self, now_us: u64, limit_us: u64) -> bool {
+        self.units.iter().any(|unit| now_us.saturating_sub(unit.began_us) < limit_us)
     }
 
-    pub(crate) fn open_request(&self) {
-        self.requests.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn open_request(&mut self) {
+        self.requests = self.requests.saturating_add(1);
     }
 
     /// Whether no request is open any more.
-    pub(crate) fn close_request(&self) -> bool {
-        let before =
-            self.requests.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |open| open.checked_sub(1));
-        before.map_or(true, |open| open == 1)
+    pub(crate) fn close_request(&mut self) -> bool {
+        self.requests = self.requests.saturating_sub(1);
+        self.requests == 0
     }
 
     /// Whether a request is open.
     pub(crate) fn in_request(&self) -> bool {
-        self.requests.load(Ordering::Relaxed) > 0
+        self.requests > 0
     }
 
     /// Forget the work done: the next step is the first of a request.
-    pub(crate) fn idle(&self) {
-        self.unit_us.store(NONE, Ordering::Relaxed);
-        self.worked_us.store(NONE, Ordering::Relaxed);
+    pub(crate) fn idle(&mut self) {
+        self.units.clear();
+        self.worked_us = None;
+    }
+
+    /// Something was done, such as to wait at the gate.
+    pub(crate) fn touch(&mut self, now_us: u64) {
+        self.worked_us = Some(now_us);
     }
 
     /// Whether the process worked within the activity window, or has a request open.
-    pub(crate) fn active(&self, wall_us: i64) -> bool {
-        let worked = self.worked_us.load(Ordering::Relaxed);
-        let recent = worked != NONE && (0..=ACTIVITY_WINDOW_US).contains(&wall_us.saturating_sub(worked));
-        recent || self.in_request()
+    pub(crate) fn active(&self, now_us: u64) -> bool {
+        self.in_request() || self.recent(now_us)
     }
 
-    /// Time at work since the join, the open unit's part included.
-    pub(crate) fn busy_us(&self, wall_us: i64) -> u64 {
-        let began = self.unit_us.load(Ordering::Relaxed);
-        let open = if began == NONE { 0 } else { wall_us.saturating_sub(began) };
-        self.busy_us.load(Ordering::Relaxed).saturating_add(self.counted(open))
+    /// Whether it worked within the activity window.
+    pub(crate) fn recent(&self, now_us: u64) -> bool {
+        self.worked_us.is_some_and(|worked_us| now_us.saturating_sub(worked_us) <= ACTIVITY_WINDOW_US)
     }
 
-    /// How much of a unit's span is work: all of it, unless it is a gap in a bare loop or a clock step.
-    fn counted(&self, span_us: i64) -> u64 {
-        let plausible = (0..=ACTIVITY_WINDOW_US).contains(&span_us) || (span_us > 0 && self.in_request());
-        if plausible { span_us.unsigned_abs() } else { 0 }
+    /// Time at work since the join, the open units' part included.
+    pub(crate) fn busy_us(&self, now_us: u64) -> u64 {
+        let open = self.units.iter().map(|unit| self.uncounted_us(*unit, now_us)).max();
+        self.busy_us.saturating_add(open.unwrap_or(0))
+    }
+
+    /// How much of a unit's span is work that is not counted yet: all of it, unless it is a gap in a bare loop.
+    fn uncounted_us(&self, unit: Unit, now_us: u64) -> u64 {
+        let span_us = now_us.saturating_sub(unit.began_us.max(self.counted_until_us));
+        if span_us <= ACTIVITY_WINDOW_US || self.in_request() { span_us } else { 0 }
     }
 }
 
@@ -97,46 +104,71 @@ impl Meter {
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_first_step_of_a_request_is_known() {
-        let meter = Meter::new();
+    const A: usize = 1;
+    const B: usize = 2;
 
-        assert!(!meter.end_unit(1_000));
-        meter.begin_unit(1_000);
-        assert!(meter.end_unit(9_000));
-        meter.begin_unit(9_000);
-        assert!(!meter.end_unit(9_000 + ACTIVITY_WINDOW_US + 1));
+    #[test]
+    fn silence_longer_than_the_activity_window_is_idleness() {
+        let mut meter = Meter::default();
+        assert!(!meter.active(0));
+
+        meter.begin_unit(A, 1_000);
+
+        assert!(meter.active(1_000 + ACTIVITY_WINDOW_US));
+        assert!(!meter.active(1_001 + ACTIVITY_WINDOW_US));
     }
 
     #[test]
     fn a_gap_longer_than_the_activity_window_is_charged_to_nobody() {
-        let meter = Meter::new();
-        meter.begin_unit(0);
-        meter.end_unit(8_000);
-        meter.begin_unit(8_000);
+        let mut meter = Meter::default();
+        meter.begin_unit(A, 0);
+        meter.end_unit(A, 8_000);
+        meter.begin_unit(A, 8_000);
 
-        meter.end_unit(8_000 + ACTIVITY_WINDOW_US + 1);
+        meter.end_unit(A, 8_001 + ACTIVITY_WINDOW_US);
 
         assert_eq!(meter.busy_us(10_000_000), 8_000);
     }
 
     #[test]
     fn an_open_request_keeps_a_long_unit_active() {
-        let meter = Meter::new();
+        let mut meter = Meter::default();
         meter.open_request();
-        meter.begin_unit(0);
+        meter.begin_unit(A, 0);
 
         assert!(meter.active(60_000_000));
+        assert_eq!(meter.busy_us(60_000_000), 60_000_000);
         assert!(meter.close_request());
         assert!(!meter.active(60_000_000));
     }
 
     #[test]
     fn closing_more_requests_than_were_opened_is_harmless() {
-        let meter = Meter::new();
+        let mut meter = Meter::default();
 
         assert!(meter.close_request());
         meter.open_request();
         assert!(meter.active(0));
+    }
+
+    #[test]
+    fn threads_that_overlap_are_busy_once() {
+        let mut meter = Meter::default();
+        meter.begin_unit(A, 0);
+        meter.begin_unit(B, 4_000);
+
+        assert_eq!(meter.end_unit(A, 8_000), Some(8_000));
+        assert_eq!(meter.end_unit(B, 10_000), Some(6_000));
+
+        assert_eq!(meter.busy_us(20_000), 10_000);
+    }
+
+    #[test]
+    fn a_unit_that_its_thread_left_behind_does_not_count_for_ever() {
+        let mut meter = Meter::default();
+        meter.begin_unit(A, 0);
+
+        assert!(meter.in_unit(99_999, 100_000));
+        assert!(!meter.in_unit(100_000, 100_000));
     }
 }

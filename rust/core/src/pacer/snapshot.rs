@@ -10,6 +10,7 @@ use crate::registry::{DEAD_AFTER_US, MappedSegment, SegmentPath, SlotView, Sweep
 use crate::schedule::{Grid, Roster, weight_milli};
 use crate::sync::Ordering;
 
+use super::company::{Schedule, takes_turns};
 use super::member::Member;
 
 /// What a peer does.
@@ -79,7 +80,7 @@ pub struct Snapshot {
     /// Which GPU; empty when there is none.
     pub gpu_key: String,
     /// Which schedule is in force.
-    pub schedule: &'static str,
+    pub schedule: Schedule,
     /// Whoever looks, if it has a slot.
     pub own: Option<Peer>,
     /// The others, in slot order.
@@ -89,7 +90,7 @@ pub struct Snapshot {
 impl Default for Snapshot {
     /// Nobody of no GPU.
     fn default() -> Self {
-        Self { gpu_key: String::new(), schedule: "grid", own: None, peers: Vec::new() }
+        Self { gpu_key: String::new(), schedule: Schedule::Turn, own: None, peers: Vec::new() }
     }
 }
 
@@ -107,7 +108,7 @@ impl Snapshot {
             None => out.raw("self", "null"),
         }
         out.array("peers", self.peers.iter().map(|peer| |out: &mut json::Object| describe_into(out, peer)));
-        out.text("schedule", self.schedule);
+        out.text("schedule", self.schedule.as_str());
         out.end()
     }
 }
@@ -138,19 +139,16 @@ pub fn peers(place: &Place, key: &GpuKey) -> Result<Snapshot> {
     };
     let now = (clock::monotonic_us(), clock::wall_us());
     let verdicts = Sweep::default().look(&segment, None, now, false);
-    Ok(describe(&segment, key, None, |view| verdicts[view.slot].unwrap_or(Verdict::Dead)))
+    Ok(describe(&segment, key, None, Schedule::Turn, |view| verdicts[view.slot].unwrap_or(Verdict::Dead)))
 }
 
 impl Member {
     pub(crate) fn snapshot(&self) -> Snapshot {
         let empty = || Snapshot { gpu_key: self.key.to_string(), ..Snapshot::default() };
-        if self.forked() {
-            return empty();
-        }
         let seat = self.seat();
         let Some(segment) = &seat.segment else { return empty() };
         let own = seat.claim.map(|claim| claim.slot);
-        describe(segment, &self.key, own, |view| self.verdict(view, own))
+        describe(segment, &self.key, own, self.schedule, |view| self.verdict(view, own))
     }
 
     /// What the last sweep said of a peer; one that joined since is judged by its heartbeat.
@@ -173,6 +171,7 @@ fn describe(
     segment: &MappedSegment,
     key: &GpuKey,
     own: Option<usize>,
+    wanted: Schedule,
     verdict: impl Fn(&SlotView) -> Verdict,
 ) -> Snapshot {
     let wall_us = clock::wall_us();
@@ -184,15 +183,20 @@ fn describe(
         })
         .collect();
     let mut roster = Roster::default();
-    for (view, verdict) in &judged {
-        if view.active && *verdict == Verdict::Alive {
-            roster.insert(view.slot, weight_milli(view.weight));
+    let mut schedule = wanted;
+    for (view, _) in judged.iter().filter(|(view, verdict)| view.active && *verdict == Verdict::Alive) {
+        roster.insert(view.slot, weight_milli(view.weight));
+        if own != Some(view.slot) && !takes_turns(segment.bytes(), view.slot) {
+            schedule = Schedule::Grid;
         }
     }
     let (grid, shares) = (Grid::new(&roster), roster.shares_ppm());
-    let mut snapshot = Snapshot { gpu_key: key.to_string(), ..Snapshot::default() };
+    let mut snapshot = Snapshot { gpu_key: key.to_string(), schedule, ..Snapshot::default() };
     for (view, verdict) in judged {
-        let turn = roster.len() < 2 || grid.open(view.slot, wall_us);
+        let turn = match schedule {
+            Schedule::Grid => roster.len() < 2 || grid.open(view.slot, wall_us),
+            Schedule::Turn => !view.queued,
+        };
         let share_ppm = shares[view.slot];
         let peer =
             Peer { share_ppm, state: state(&view, verdict, turn), ..Peer::from_view(view, verdict, wall_us) };

@@ -20,7 +20,7 @@ pub(crate) struct Owner {
 }
 
 /// A slot of ours: held by the kernel's lock on its byte.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Claim {
     pub(crate) slot: usize,
     pid: u32,

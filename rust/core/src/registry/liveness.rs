@@ -125,6 +125,11 @@ impl Sweep {
     }
 }
 
+/// Whether the owner of `slot` is dead for certain: it is one that holds a lock byte while it lives, and nobody does.
+pub(crate) fn owner_is_gone(segment: &MappedSegment, slot: usize) -> bool {
+    read_slot(segment.bytes(), slot).is_none_or(|view| view.has_lock() && !byte_held(segment, slot))
+}
+
 /// Whether another handle holds the slot's lock byte; an error counts as held, because death needs proof.
 fn byte_held(segment: &MappedSegment, slot: usize) -> bool {
     !matches!(byte_lock_held(segment.file(), claim::lock_offset(slot)), Ok(None))

@@ -1,6 +1,6 @@
 //! Reading a slot that its owner writes at the same time.
 
-use crate::layout::{SLOT_COUNT, Segment, flag};
+use crate::layout::{SLOT_COUNT, Segment, flag, turn_flag};
 use crate::registry::name;
 use crate::schedule::weight_milli;
 use crate::sync::Ordering;
@@ -22,6 +22,8 @@ pub(crate) struct SlotView {
     /// Bits of `layout::flag`; 0 when the owner knows only the seed's fields.
     pub(crate) flags: u32,
     pub(crate) uid: u32,
+    /// It waits for a turn, or for its window.
+    pub(crate) queued: bool,
     pub(crate) steps: u64,
     pub(crate) slept_us: u64,
 }
@@ -83,6 +85,7 @@ fn read_once(segment: &Segment, slot: usize) -> Read {
         name: name::load(&base.name),
         flags: if named { ext.flags.load(Ordering::Relaxed) } else { 0 },
         uid: if named { ext.uid.load(Ordering::Relaxed) } else { 0 },
+        queued: named && ext.turn_flags.load(Ordering::Relaxed) & turn_flag::QUEUED != 0,
         steps: if named { ext.steps.load(Ordering::Relaxed) } else { 0 },
         slept_us: if named { ext.slept_us.load(Ordering::Relaxed) } else { 0 },
     };

@@ -2,6 +2,7 @@
 
 mod file;
 mod fork;
+mod futex;
 mod holders;
 mod lock;
 mod mapping;
@@ -9,7 +10,8 @@ mod process;
 mod signal;
 
 pub(crate) use file::{Identity, check_directory, is_symbolic_link, open_existing, open_or_create, reserve};
-pub(crate) use fork::{PerProcess, ProcessFile, fork_generation};
+pub(crate) use fork::{PerProcess, ProcessFile};
+pub(crate) use futex::{sleep_on, wake_sleepers};
 pub(crate) use holders::{LockLine, command_name, file_lock_lines, process_exists};
 pub(crate) use lock::{LockMode, byte_lock_held, lock_byte, lock_file, unlock_byte, unlock_file};
 pub(crate) use mapping::Mapping;

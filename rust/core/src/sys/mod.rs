@@ -13,9 +13,9 @@
 //! | `ProcessFile` | a file that a forked child neither keeps open nor unlocks |
 //! | `lock_file`, `unlock_file` | the whole-file lock that dies with its last handle |
 //! | `lock_byte`, `unlock_byte`, `byte_lock_held` | locks on single bytes, past the end of the file too |
-//! | `fork_generation` | a count that a forked child finds raised |
 //! | `PerProcess` | a value that a forked child makes anew |
 //! | `file_lock_lines`, `process_exists`, `command_name` | who has and who waits for a whole-file lock, as far as the system tells |
+//! | `sleep_on`, `wake_sleepers` | wait for a change of a word that processes share |
 //! | `ThreadHandle` | end the blocking call of one thread |
 //! | `Event` | a handle that an event loop can wait for |
 //! | `adopt_orphans` | become the parent of descendants that lose theirs |

@@ -74,18 +74,18 @@ impl Drop for ProcessFile {
 /// A value of this process alone: a forked child makes its own at first use.
 ///
 /// The parent's cannot serve there: a lock inside may be taken by a thread that does not exist in the child. It is
-/// kept untouched beside the child's own.
+/// kept untouched beside the child's own, and never dropped there: its threads do not exist in the child.
 #[derive(Debug)]
 pub(crate) struct PerProcess<T> {
     generation: u32,
-    value: T,
+    value: ManuallyDrop<T>,
     next: OnceLock<Box<PerProcess<T>>>,
 }
 
 impl<T> PerProcess<T> {
     pub(crate) fn new(value: T) -> Self {
         watch_forks();
-        Self { generation: fork_generation(), value, next: OnceLock::new() }
+        Self { generation: fork_generation(), value: ManuallyDrop::new(value), next: OnceLock::new() }
     }
 
     /// This process's value, made by `make` when it has none yet.
@@ -106,6 +106,15 @@ impl<T> PerProcess<T> {
             node = node.next.get()?;
         }
         Some(&node.value)
+    }
+}
+
+impl<T> Drop for PerProcess<T> {
+    fn drop(&mut self) {
+        if self.generation == fork_generation() {
+            // SAFETY: dropped here and nowhere else; `self` is not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.value) };
+        }
     }
 }
 

@@ -1,0 +1,233 @@
+//! The token: taking a turn, handing it over, and taking it from one who does not move.
+//!
+//! The token word names whose turn it is and counts the turns, so that a hand-over is one compare-and-swap, and
+//! one that comes too late fails. Whoever waits sleeps on a word of its own slot and looks again every 20 ms, so that no
+//! lost wake-up and no dead neighbour holds it longer.
+
+use std::time::Duration;
+
+use crate::layout::{SLOT_COUNT, Segment, flag, turn_flag};
+use crate::registry::{MappedSegment, owner_is_gone};
+use crate::schedule::{Round, believed_turn_limit_us};
+use crate::sync::Ordering;
+use crate::sys::wake_sleepers;
+
+use super::company::{Company, latest_v_us, signs_of_life};
+use super::desk::Desk;
+use super::member::Member;
+
+/// Longest sleep of a waiter between two looks.
+pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// A peer that was given the turn and has not taken it after this long is passed over.
+const TAKE_US: u64 = 20_000;
+/// Tries at a token that changes under our hands, before waiting is the better idea.
+const TRIES_MAX: u32 = 16;
+
+/// The token's word, `generation << 16 | slot + 1`; 0 below: free.
+mod word {
+    use crate::layout::SLOT_COUNT;
+
+    const GENERATION: u64 = 1 << 16;
+
+    /// Whose turn it is.
+    pub(super) fn holder(word: u64) -> Option<usize> {
+        let slot = usize::try_from(word % GENERATION).unwrap_or(0).checked_sub(1)?;
+        (slot < SLOT_COUNT).then_some(slot)
+    }
+
+    /// The word of the turn after `word`, for this slot or for nobody.
+    pub(super) fn following(word: u64, slot: Option<usize>) -> u64 {
+        let named = slot.map_or(0, |slot| slot as u64 + 1);
+        (word & !(GENERATION - 1)).wrapping_add(GENERATION) | named
+    }
+}
+
+/// Our place at the table: the segment, our slot, and who is there besides.
+#[derive(Clone, Copy)]
+pub(crate) struct Place<'a> {
+    pub(crate) segment: &'a MappedSegment,
+    pub(crate) slot: usize,
+    pub(crate) company: Company,
+}
+
+impl<'a> Place<'a> {
+    pub(crate) fn bytes(&self) -> &'a Segment {
+        self.segment.bytes()
+    }
+
+    pub(crate) fn ext(&self) -> &'a crate::layout::ExtSlot {
+        &self.bytes().ext_slots[self.slot]
+    }
+
+    fn token(&self) -> u64 {
+        // SeqCst: a waiter looks at the token after it raised its flag; see `OwnTurn::raise`.
+        self.bytes().token.load(Ordering::SeqCst)
+    }
+
+    /// End the turn of `word` in favour of `next`, and wake whom it concerns. False: the turn was over already.
+    fn pass(&self, word: u64, next: Option<usize>) -> bool {
+        let token = &self.bytes().token;
+        let following = word::following(word, next);
+        // SeqCst: whoever frees the token looks at the flags of the waiters afterwards; see `OwnTurn::raise`.
+        if token.compare_exchange(word, following, Ordering::SeqCst, Ordering::Relaxed).is_err() {
+            return false;
+        }
+        match next {
+            Some(slot) if slot == self.slot => {}
+            Some(slot) => wake(self.bytes(), slot),
+            None => self.wake_waiters(),
+        }
+        true
+    }
+
+    /// Wake all who wait, to look again.
+    pub(crate) fn wake_waiters(&self) {
+        let others = (0..SLOT_COUNT).filter(|slot| *slot != self.slot);
+        for slot in others {
+            // SeqCst: pairs with `OwnTurn::raise`.
+            let flags = self.bytes().ext_slots[slot].turn_flags.load(Ordering::SeqCst);
+            if flags & turn_flag::QUEUED != 0 {
+                wake(self.bytes(), slot);
+            }
+        }
+    }
+}
+
+/// Wake the threads that wait in `slot`.
+pub(crate) fn wake(segment: &Segment, slot: usize) {
+    let wake = &segment.ext_slots[slot].wake;
+    wake.fetch_add(1, Ordering::Release); // Release: pairs with the Acquire of the sleeper's look.
+    wake_sleepers(wake);
+}
+
+impl Member {
+    /// Whether it is our turn, or can be made so: nobody has the token, or one who is not at work.
+    pub(crate) fn take_turn(&self, place: &Place<'_>, desk: &mut Desk, now_us: u64) -> bool {
+        for _ in 0..TRIES_MAX {
+            let token = place.token();
+            match word::holder(token) {
+                Some(slot) if slot == place.slot => {
+                    desk.turn.enter(place.ext(), token, now_us);
+                    return !desk.turn.ending;
+                }
+                // Asked anew: it may have come to work after the company was looked at.
+                Some(slot) if self.at_work(place.bytes(), slot) => break,
+                _ => {}
+            }
+            let ours = word::following(token, Some(place.slot));
+            if place.pass(token, Some(place.slot)) {
+                desk.turn.enter(place.ext(), ours, now_us);
+                return true;
+            }
+        }
+        desk.turn.forget();
+        false
+    }
+
+    /// Whether the token is ours, in the turn that we entered.
+    pub(crate) fn has_turn(place: &Place<'_>, desk: &Desk) -> bool {
+        desk.turn.word != 0 && place.token() == desk.turn.word
+    }
+
+    /// Enter the round from idleness.
+    pub(crate) fn enter_round(&self, place: &Place<'_>, desk: &mut Desk, now_us: u64) {
+        let round = self.round(place, desk, now_us);
+        let (v_us, boost) = round.arrival(place.slot, latest_v_us(place.bytes()));
+        desk.turn.publish_v(place.ext(), v_us);
+        desk.turn.raise(place.ext(), turn_flag::INREQ | if boost { turn_flag::BOOST } else { 0 });
+    }
+
+    /// A unit ended after `unit_us`: charge it, and end the turn where that is due.
+    pub(crate) fn charge(&self, place: &Place<'_>, desk: &mut Desk, unit_us: u64, now_us: u64) {
+        let ours = Self::has_turn(place, desk);
+        // Within a turn the time since the last charge: the card was ours between the units too.
+        let spent_us = if ours { now_us.saturating_sub(desk.turn.charged_until_us) } else { unit_us };
+        desk.turn.charged_until_us = now_us;
+        if place.company.is_empty() {
+            let v_us = desk.turn.v_us.saturating_add(spent_us.cast_signed());
+            desk.turn.publish_v(place.ext(), v_us);
+            desk.turn.alone();
+            return;
+        }
+        let charged = self.round(place, desk, now_us).charge(place.slot, spent_us);
+        desk.turn.publish_v(place.ext(), charged);
+        if !ours {
+            return;
+        }
+        let round = self.round(place, desk, now_us);
+        if round.next_after(place.slot).is_none() {
+            desk.turn.used_us = 0;
+            return;
+        }
+        desk.turn.used_us += spent_us;
+        desk.turn.ending |= round.must_yield(place.slot, desk.turn.used_us);
+        self.end_turn_if_due(place, desk, now_us);
+    }
+
+    /// Hand the token over when the turn is to end and no thread of ours is in the middle of a unit.
+    pub(crate) fn end_turn_if_due(&self, place: &Place<'_>, desk: &mut Desk, now_us: u64) {
+        let limit_us = u64::from(believed_turn_limit_us(place.ext().turn_limit_us.load(Ordering::Relaxed)));
+        if desk.turn.ending && !desk.meter.in_unit(now_us, limit_us) {
+            self.end_turn(place, desk, now_us);
+        }
+    }
+
+    /// Hand the token over, if it is ours.
+    pub(crate) fn end_turn(&self, place: &Place<'_>, desk: &mut Desk, now_us: u64) {
+        let token = place.token();
+        if word::holder(token) == Some(place.slot) {
+            let next = self.round(place, desk, now_us).next_after(place.slot);
+            // Not passed: somebody took it, which ends the turn as well.
+            place.pass(token, next);
+        }
+        desk.turn.forget();
+    }
+
+    /// Wait in the queue; whoever does comes back at least every `LOOK_AGAIN`.
+    pub(crate) fn queue(&self, place: &Place<'_>, desk: &mut Desk, now_us: u64) -> bool {
+        let since_us = *desk.turn.waiting_since_us.get_or_insert(now_us);
+        desk.turn.raise(place.ext(), turn_flag::QUEUED);
+        let waited_us = now_us.saturating_sub(since_us);
+        if waited_us > 0 && waited_us >= self.round(place, desk, now_us).overdue_after_us() {
+            desk.turn.raise(place.ext(), turn_flag::OVERDUE);
+        }
+        self.end_turn_if_due(place, desk, now_us);
+        self.take_from_the_still(place, desk, now_us);
+        self.take_turn(place, desk, now_us)
+    }
+
+    /// End the turn of a holder that died, does not move, did not take its turn, or cannot wait and had its time.
+    fn take_from_the_still(&self, place: &Place<'_>, desk: &mut Desk, now_us: u64) {
+        let token = place.token();
+        let Some(holder) = word::holder(token).filter(|slot| *slot != place.slot) else { return };
+        let ext = &place.bytes().ext_slots[holder];
+        let words = signs_of_life(place.bytes(), holder);
+        let still_us = desk.watch.still_us(token, words.1, now_us);
+        let round = self.round(place, desk, now_us);
+        let ungated = ext.flags.load(Ordering::Relaxed) & flag::UNGATED != 0;
+        // SeqCst: pairs with `OwnTurn::raise`.
+        let untaken = ext.turn_flags.load(Ordering::SeqCst) & turn_flag::QUEUED != 0;
+        let limit_us = match (ungated, untaken) {
+            (true, _) => round.quantum_us(holder),
+            (false, true) => TAKE_US,
+            (false, false) => u64::from(believed_turn_limit_us(ext.turn_limit_us.load(Ordering::Relaxed))),
+        };
+        if still_us < limit_us && !(still_us > 0 && owner_is_gone(place.segment, holder)) {
+            return;
+        }
+        if !place.pass(token, round.next_after(holder)) {
+            return;
+        }
+        if ungated {
+            // It paid with the time that we left it: its quantum, which by its share is a period.
+            ext.v_us.fetch_add(round.period_us().cast_signed(), Ordering::Relaxed);
+        } else {
+            desk.watch.suspect(holder, words);
+        }
+    }
+
+    /// The round as it stands now.
+    pub(crate) fn round(&self, place: &Place<'_>, desk: &mut Desk, now_us: u64) -> Round {
+        Round::new(&self.members(place.bytes(), place.slot, place.company, desk, now_us))
+    }
+}
