@@ -31,6 +31,12 @@ def test_idle_peers_cost_nothing() -> None:
         assert [pacer.step() for _ in range(1000)] == [0.0] * 1000
 
 
+def state_of(pacer: Pacer) -> str:
+    own = pacer.snapshot().self
+    assert own is not None
+    return own.state
+
+
 @contextmanager
 def at_work(pacer: Pacer, seconds: float = 0.004) -> Iterator[None]:
     """A thread that computes in units of `seconds` for as long as the block runs."""
@@ -45,7 +51,7 @@ def at_work(pacer: Pacer, seconds: float = 0.004) -> Iterator[None]:
     thread = threading.Thread(target=loop)
     thread.start()
     try:
-        wait_until(lambda: pacer.snapshot().self.active)  # type: ignore[union-attr]
+        wait_until(lambda: state_of(pacer) != "idle")
         yield
     finally:
         ended.set()
@@ -285,14 +291,13 @@ async def test_a_cancelled_astep_gives_up_its_place() -> None:
     with Pacer() as pacer, Pacer() as other:
         other.step()
         waiting = asyncio.create_task(pacer.astep())
-        while pacer.snapshot().self.state != "waiting":  # type: ignore[union-attr]
-            await asyncio.sleep(0.001)
+        await asyncio.to_thread(wait_until, lambda: state_of(pacer) == "waiting")
 
         waiting.cancel()
         with pytest.raises(asyncio.CancelledError):
             await waiting
 
-        assert pacer.snapshot().self.state != "waiting"  # type: ignore[union-attr]
+        assert state_of(pacer) != "waiting"
         assert [other.step() for _ in range(100)] == [0.0] * 100
 
 

@@ -6,7 +6,7 @@ from types import EllipsisType, TracebackType
 from typing import Literal, Self, cast
 
 from ocgpu import _ocgpu, arguments
-from ocgpu._ocgpu import LeaseParty, LeaseStatus, LeaseWait
+from ocgpu._ocgpu import LeaseParty, LeaseStatus
 from ocgpu.device import resolve_key
 from ocgpu.readable import readable
 

@@ -44,8 +44,9 @@ class Pacer(_ocgpu.Pacer):
             as much. Every active peer gets at least a floor of 10 % (before renormalising).
         name: Shown to the other peers; cut to 47 bytes. Default: the program's name.
         gpu: GPU key, or the number of the device. Default: `OCGPU_GPU_KEY`, else device 0.
-        schedule: `turn`, or `grid` for windows of the wall clock as peers have them that know no
-            turns; one such peer at work puts all on the grid. Default: `OCGPU_SCHEDULE`, else `turn`.
+        schedule: `turn`, or `grid`: windows of the wall clock, as peers have them that know no
+            turns; one such peer at work puts all on the grid. Default: `OCGPU_SCHEDULE`, else
+            `turn`.
         strict: Raise where the pacer would otherwise stay disabled.
 
     Raises:

@@ -4,8 +4,9 @@
 //! clock starts anew per process on some platforms (seed bug-2245). What is judged inside a process is monotonic.
 #![expect(clippy::disallowed_methods, reason = "this is the place that the lint points everybody to")]
 
-use std::sync::OnceLock;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::sys;
 
 /// Microseconds since the Unix epoch: the clock that all peers share. Negative before 1970.
 #[must_use]
@@ -16,11 +17,11 @@ pub fn wall_us() -> i64 {
     }
 }
 
-/// Microseconds since the first call in this process; never runs backwards, means nothing to another process.
+/// Microseconds of a clock that never runs backwards and stands still while the machine is suspended; means nothing to a
+/// process of another machine or time namespace.
 #[must_use]
 pub fn monotonic_us() -> u64 {
-    static START: OnceLock<Instant> = OnceLock::new();
-    u64::try_from(START.get_or_init(Instant::now).elapsed().as_micros()).unwrap_or(u64::MAX)
+    sys::monotonic_us()
 }
 
 /// Sleep for a relative span. Callers cap it and look again afterwards, so that a clock step cannot oversleep them.

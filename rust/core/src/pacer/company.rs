@@ -72,7 +72,16 @@ impl Member {
     /// Look who is at work beside the slot `own`, if that is one: their activity words, and what the last sweep said.
     pub(crate) fn company(&self, segment: &Segment, own: Option<usize>) -> Company {
         let mut company = Company { others: 0, schedule: self.schedule };
-        for slot in (0..SLOT_COUNT).filter(|slot| own != Some(*slot) && self.at_work(segment, *slot)) {
+        // Alone, which is most of the time, this is all that a step looks at.
+        let active = (0..SLOT_COUNT).fold(0, |bits, slot| {
+            bits | u32::from(segment.slots[slot].active.load(Ordering::Relaxed) != 0) << slot
+        });
+        let others = active & !own.map_or(0, |own| 1 << own);
+        if others == 0 {
+            return company;
+        }
+        let present = (0..SLOT_COUNT).filter(|slot| others & 1 << slot != 0 && self.at_work(segment, *slot));
+        for slot in present {
             company.others |= 1 << slot;
             if !takes_turns(segment, slot) {
                 company.schedule = Schedule::Grid;

@@ -13,7 +13,7 @@ use crate::sys::sleep_on;
 
 use super::company::Schedule;
 use super::desk::{Desk, move_on};
-use super::member::{Member, Seat};
+use super::member::{Member, Seat, State};
 use super::turn::{LOOK_AGAIN, Place};
 
 /// Longest sleep towards a window without another look: one period at most, so that a clock step oversleeps nobody.
@@ -29,29 +29,29 @@ impl Member {
     /// End the unit before, and begin the next one, if it need not wait.
     pub(crate) fn arrive(&self) -> bool {
         let now_us = clock::monotonic_us();
-        let seat = self.seat();
-        let mut desk = self.desk();
-        let Some(place) = self.place(&seat, &mut desk) else {
-            return self.arrive_without_slot(&seat, &mut desk, now_us);
+        let mut state = self.state();
+        let State { seat, desk } = &mut *state;
+        let Some(place) = self.place(seat, desk) else {
+            return self.arrive_without_slot(seat, desk, now_us);
         };
         mark_paced(place.bytes(), place.slot);
         // The seed's grid gates after each step, so that the first one of a request returns at once.
         let first = !desk.meter.recent(now_us);
-        self.finish(&place, &mut desk, thread_key(), now_us);
-        self.open(&place, &mut desk, now_us);
-        self.try_begin(&place, &mut desk, now_us, first)
+        self.finish(&place, desk, thread_key(), now_us);
+        self.open(&place, desk, now_us);
+        self.try_begin(&place, desk, now_us, first)
     }
 
     /// Begin the unit that had to wait, if it need not wait any longer.
     pub(crate) fn look(&self) -> bool {
         let now_us = clock::monotonic_us();
-        let seat = self.seat();
-        let mut desk = self.desk();
-        let Some(place) = self.place(&seat, &mut desk) else {
+        let mut state = self.state();
+        let State { seat, desk } = &mut *state;
+        let Some(place) = self.place(seat, desk) else {
             return desk.begin_without_slot(thread_key(), now_us);
         };
-        self.open(&place, &mut desk, now_us);
-        self.try_begin(&place, &mut desk, now_us, false)
+        self.open(&place, desk, now_us);
+        self.try_begin(&place, desk, now_us, false)
     }
 
     /// Sleep at most `slice`, then `look`.
@@ -64,21 +64,21 @@ impl Member {
     pub(crate) fn wait_ready(&self, slice: Duration) -> bool {
         self.pause(slice);
         let now_us = clock::monotonic_us();
-        let seat = self.seat();
-        let mut desk = self.desk();
-        let Some(place) = self.place(&seat, &mut desk) else { return now_us >= desk.observer_until_us };
-        self.may_begin(&place, &mut desk, now_us)
+        let mut state = self.state();
+        let State { seat, desk } = &mut *state;
+        let Some(place) = self.place(seat, desk) else { return now_us >= desk.observer_until_us };
+        self.may_begin(&place, desk, now_us)
     }
 
     /// Do not wait any longer; a turn that came meanwhile goes to the next one.
     pub(crate) fn abandon(&self) {
         let now_us = clock::monotonic_us();
-        let seat = self.seat();
-        let mut desk = self.desk();
-        let Some(place) = self.place(&seat, &mut desk) else { return };
+        let mut state = self.state();
+        let State { seat, desk } = &mut *state;
+        let Some(place) = self.place(seat, desk) else { return };
         desk.turn.stop_waiting(place.ext());
         desk.turn.ending = !place.company.is_empty();
-        self.end_turn_if_due(&place, &mut desk, now_us);
+        self.end_turn_if_due(&place, desk, now_us);
     }
 
     /// Note what a wait took.
@@ -90,55 +90,55 @@ impl Member {
 
     pub(crate) fn done(&self) {
         let now_us = clock::monotonic_us();
-        let seat = self.seat();
-        let mut desk = self.desk();
-        match self.place(&seat, &mut desk) {
-            Some(place) => self.finish(&place, &mut desk, thread_key(), now_us),
-            None => self.finish_without_slot(&seat, &mut desk, now_us),
+        let mut state = self.state();
+        let State { seat, desk } = &mut *state;
+        match self.place(seat, desk) {
+            Some(place) => self.finish(&place, desk, thread_key(), now_us),
+            None => self.finish_without_slot(seat, desk, now_us),
         }
     }
 
     pub(crate) fn open_request(&self) {
         let now_us = clock::monotonic_us();
-        let seat = self.seat();
-        let mut desk = self.desk();
+        let mut state = self.state();
+        let State { seat, desk } = &mut *state;
         desk.meter.open_request();
-        if let Some(place) = self.place(&seat, &mut desk) {
-            self.open(&place, &mut desk, now_us);
+        if let Some(place) = self.place(seat, desk) {
+            self.open(&place, desk, now_us);
         }
     }
 
     pub(crate) fn close_request(&self) {
-        if self.desk().meter.close_request() {
+        if self.state().desk.meter.close_request() {
             self.idle();
         }
     }
 
     /// For work that is not stepped: busy and active from `true` to `false`, whatever it does between them.
     pub(crate) fn mark(&self, active: bool) {
-        if active == self.desk().meter.in_request() {
+        if active == self.state().desk.meter.in_request() {
             return;
         }
         if active {
-            self.desk().meter.begin_unit(NO_THREAD, clock::monotonic_us());
+            self.state().desk.meter.begin_unit(NO_THREAD, clock::monotonic_us());
             self.open_request();
         } else {
-            self.desk().meter.end_unit(NO_THREAD, clock::monotonic_us());
+            self.state().desk.meter.end_unit(NO_THREAD, clock::monotonic_us());
             self.close_request();
         }
     }
 
     pub(crate) fn idle(&self) {
         let now_us = clock::monotonic_us();
-        let seat = self.seat();
-        let mut desk = self.desk();
-        let place = self.place(&seat, &mut desk);
+        let mut state = self.state();
+        let State { seat, desk } = &mut *state;
+        let place = self.place(seat, desk);
         match &place {
-            Some(place) => self.finish(place, &mut desk, thread_key(), now_us),
-            None => self.finish_without_slot(&seat, &mut desk, now_us),
+            Some(place) => self.finish(place, desk, thread_key(), now_us),
+            None => self.finish_without_slot(seat, desk, now_us),
         }
         if let Some(place) = &place {
-            self.rest(place, &mut desk, now_us);
+            self.rest(place, desk, now_us);
         }
         desk.meter.idle();
         desk.observer_until_us = 0;
@@ -147,9 +147,9 @@ impl Member {
     /// Time left of the turn or of the window; `None` while there is nobody to share with.
     pub(crate) fn remaining_us(&self) -> Option<u64> {
         let now_us = clock::monotonic_us();
-        let seat = self.seat();
-        let mut desk = self.desk();
-        let place = self.place(&seat, &mut desk)?;
+        let mut state = self.state();
+        let State { seat, desk } = &mut *state;
+        let place = self.place(seat, desk)?;
         if place.company.is_empty() {
             return None;
         }
@@ -161,22 +161,22 @@ impl Member {
             return Some(0);
         }
         let open_us = now_us.saturating_sub(desk.turn.charged_until_us);
-        let round = self.round(&place, &mut desk, now_us);
+        let round = self.round(&place, desk, now_us);
         Some(round.remaining_us(place.slot, desk.turn.used_us).saturating_sub(open_us))
     }
 
     /// What the heartbeat does for the gate: close a request after the activity window, and open one anew in a new slot.
     pub(crate) fn keep_request(&self) {
         let now_us = clock::monotonic_us();
-        let seat = self.seat();
-        let mut desk = self.desk();
-        let Some(place) = self.place(&seat, &mut desk) else { return };
+        let mut state = self.state();
+        let State { seat, desk } = &mut *state;
+        let Some(place) = self.place(seat, desk) else { return };
         if !desk.meter.active(now_us) {
-            self.rest(&place, &mut desk, now_us);
+            self.rest(&place, desk, now_us);
             return;
         }
-        self.open(&place, &mut desk, now_us);
-        self.end_turn_if_due(&place, &mut desk, now_us);
+        self.open(&place, desk, now_us);
+        self.end_turn_if_due(&place, desk, now_us);
     }
 
     fn try_begin(&self, place: &Place<'_>, desk: &mut Desk, now_us: u64, first: bool) -> bool {
@@ -280,9 +280,9 @@ impl Member {
 
     /// On which word to sleep, from which value, and for how long; `None`: not at all.
     fn pause_plan(&self) -> Option<(Option<Arc<MappedSegment>>, usize, u32, Duration)> {
-        let seat = self.seat();
-        let mut desk = self.desk();
-        let Some(place) = self.place(&seat, &mut desk) else {
+        let mut state = self.state();
+        let State { seat, desk } = &mut *state;
+        let Some(place) = self.place(seat, desk) else {
             let left_us = desk.observer_until_us.saturating_sub(clock::monotonic_us());
             return (left_us > 0).then(|| (None, 0, 0, Duration::from_micros(left_us)));
         };
@@ -290,7 +290,7 @@ impl Member {
         let seen = place.ext().wake.load(Ordering::Acquire);
         let span = if place.company.schedule == Schedule::Grid {
             Duration::from_micros(self.window_wait_us(&place).min(WINDOW_LOOK_AGAIN_US))
-        } else if self.take_turn(&place, &mut desk, clock::monotonic_us()) {
+        } else if self.take_turn(&place, desk, clock::monotonic_us()) {
             Duration::ZERO
         } else {
             LOOK_AGAIN

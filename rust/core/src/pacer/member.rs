@@ -1,6 +1,6 @@
 //! The state that a pacer's steps and its heartbeat share.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::clock;
 use crate::error::Result;
@@ -18,7 +18,7 @@ use super::turn::wake;
 const BUSY_BEATS: usize = 4;
 
 /// Where this process stands in the registry now.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(crate) struct Seat {
     /// `None` after leaving, and when the segment became unusable.
     pub(crate) segment: Option<Arc<MappedSegment>>,
@@ -39,6 +39,13 @@ impl Seat {
     }
 }
 
+/// All that the threads of this process share; locked for the time of a few loads and stores.
+#[derive(Debug)]
+pub(crate) struct State {
+    pub(crate) seat: Seat,
+    pub(crate) desk: Desk,
+}
+
 /// One process's membership.
 #[derive(Debug)]
 pub(crate) struct Member {
@@ -48,9 +55,7 @@ pub(crate) struct Member {
     owner: Owner,
     /// What this process wants; what is in force depends on the others.
     pub(crate) schedule: Schedule,
-    pub(crate) seat: RwLock<Seat>,
-    /// Taken after `seat` where both are.
-    desk: Mutex<Desk>,
+    state: Mutex<State>,
     /// Bits of the weight, an `f32`.
     weight: AtomicU32,
     /// Bit per slot: alive at the last sweep.
@@ -74,8 +79,10 @@ impl Member {
             path,
             owner,
             schedule,
-            seat: RwLock::new(Seat { segment: Some(segment), claim, reason }),
-            desk: Mutex::default(),
+            state: Mutex::new(State {
+                seat: Seat { segment: Some(segment), claim, reason },
+                desk: Desk::default(),
+            }),
             weight,
             known: AtomicU32::new(0),
             barred: AtomicU32::new(0),
@@ -85,20 +92,21 @@ impl Member {
         Ok(member)
     }
 
-    pub(crate) fn seat(&self) -> RwLockReadGuard<'_, Seat> {
-        self.seat.read().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn desk(&self) -> MutexGuard<'_, Desk> {
-        self.desk.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The seat as it is now, for work that takes longer than the lock may be held.
+    pub(crate) fn seat(&self) -> Seat {
+        self.state().seat.clone()
     }
 
     pub(crate) fn slot(&self) -> Option<usize> {
-        self.seat().claim.map(|claim| claim.slot)
+        self.state().seat.claim.map(|claim| claim.slot)
     }
 
     pub(crate) fn reason(&self) -> Option<String> {
-        self.seat().reason.clone()
+        self.state().seat.reason.clone()
     }
 
     pub(crate) fn weight(&self) -> f32 {
@@ -115,8 +123,8 @@ impl Member {
 
     /// Run `write` on our slot, if we have one.
     pub(crate) fn publish(&self, write: impl FnOnce(usize, &crate::layout::Segment)) {
-        let seat = self.seat();
-        if let (Some(segment), Some(claim)) = (&seat.segment, seat.claim) {
+        let state = self.state();
+        if let (Some(segment), Some(claim)) = (&state.seat.segment, state.seat.claim) {
             write(claim.slot, segment.bytes());
         }
     }
@@ -127,7 +135,7 @@ impl Member {
         self.mend();
         self.keep_request();
         let (wall_us, now_us) = (clock::wall_us(), clock::monotonic_us());
-        let busy_ppm = busy.add(now_us, self.desk().meter.busy_us(now_us));
+        let busy_ppm = busy.add(now_us, self.state().desk.meter.busy_us(now_us));
         self.publish(|slot, segment| {
             let (base, ext) = (&segment.slots[slot], &segment.ext_slots[slot]);
             base.busy_ppm.store(busy_ppm, Ordering::Relaxed);
@@ -138,7 +146,7 @@ impl Member {
 
     /// Whether there is work, ours or anybody's that we would have to wait for.
     pub(crate) fn at_work_itself(&self) -> bool {
-        self.desk().meter.active(clock::monotonic_us())
+        self.state().desk.meter.active(clock::monotonic_us())
     }
 
     /// Judge every other slot, and free those of the dead. Our own waiters look again when that changes anything.
@@ -179,20 +187,23 @@ impl Member {
         let fresh = MappedSegment::open(&self.place, &self.path).and_then(|segment| {
             Claim::take(&segment, &owner, clock::wall_us()).map(|claim| (Arc::new(segment), claim))
         });
-        let mut seat = self.seat.write().unwrap_or_else(PoisonError::into_inner);
-        seat.give_back();
-        *seat = match fresh {
+        let next = match fresh {
             Ok((segment, Some(claim))) => Seat { segment: Some(segment), claim: Some(claim), reason: None },
             Ok((segment, None)) => Seat { segment: Some(segment), claim: None, reason: Some(full()) },
             Err(error) => Seat { segment: None, claim: None, reason: Some(error.to_string()) },
         };
+        self.sit(next);
     }
 
     pub(crate) fn leave(&self) {
         self.idle();
-        let mut seat = self.seat.write().unwrap_or_else(PoisonError::into_inner);
-        seat.give_back();
-        *seat = Seat { segment: None, claim: None, reason: Some("left".into()) };
+        self.sit(Seat { segment: None, claim: None, reason: Some("left".into()) });
+    }
+
+    /// Change seats, and give the old one back.
+    fn sit(&self, next: Seat) {
+        let before = std::mem::replace(&mut self.state().seat, next);
+        before.give_back();
     }
 }
 

@@ -73,8 +73,7 @@ impl<'a> Place<'a> {
             return false;
         }
         match next {
-            Some(slot) if slot == self.slot => {}
-            Some(slot) => wake(self.bytes(), slot),
+            Some(slot) => self.wake_waiter(slot),
             None => self.wake_waiters(),
         }
         true
@@ -82,13 +81,16 @@ impl<'a> Place<'a> {
 
     /// Wake all who wait, to look again.
     pub(crate) fn wake_waiters(&self) {
-        let others = (0..SLOT_COUNT).filter(|slot| *slot != self.slot);
-        for slot in others {
-            // SeqCst: pairs with `OwnTurn::raise`.
-            let flags = self.bytes().ext_slots[slot].turn_flags.load(Ordering::SeqCst);
-            if flags & turn_flag::QUEUED != 0 {
-                wake(self.bytes(), slot);
-            }
+        for slot in 0..SLOT_COUNT {
+            self.wake_waiter(slot);
+        }
+    }
+
+    fn wake_waiter(&self, slot: usize) {
+        // SeqCst: pairs with `OwnTurn::raise`.
+        let flags = self.bytes().ext_slots[slot].turn_flags.load(Ordering::SeqCst);
+        if flags & turn_flag::QUEUED != 0 {
+            wake(self.bytes(), slot);
         }
     }
 }
@@ -185,13 +187,17 @@ impl Member {
 
     /// Wait in the queue; whoever does comes back at least every `LOOK_AGAIN`.
     pub(crate) fn queue(&self, place: &Place<'_>, desk: &mut Desk, now_us: u64) -> bool {
+        self.end_turn_if_due(place, desk, now_us);
+        if word::holder(place.token()) == Some(place.slot) {
+            // Ours still, because another thread is in the middle of a unit: no time to ask for the next one.
+            return self.take_turn(place, desk, now_us);
+        }
         let since_us = *desk.turn.waiting_since_us.get_or_insert(now_us);
         desk.turn.raise(place.ext(), turn_flag::QUEUED);
         let waited_us = now_us.saturating_sub(since_us);
         if waited_us > 0 && waited_us >= self.round(place, desk, now_us).overdue_after_us() {
             desk.turn.raise(place.ext(), turn_flag::OVERDUE);
         }
-        self.end_turn_if_due(place, desk, now_us);
         self.take_from_the_still(place, desk, now_us);
         self.take_turn(place, desk, now_us)
     }

@@ -189,7 +189,7 @@ impl Round {
     /// in slot order that is owed time, or else the one that used least. `None` when nobody waits.
     #[must_use]
     pub fn next_after(&self, holder: usize) -> Option<usize> {
-        let cyclic = |slot: usize| (slot + SLOT_COUNT - holder - 1) % SLOT_COUNT;
+        let cyclic = |slot: usize| (slot + SLOT_COUNT - 1 - holder % SLOT_COUNT) % SLOT_COUNT;
         let waiting = || self.others(holder).filter(|(_, peer)| peer.want != Want::Nothing);
         let overdue =
             waiting().filter(|(_, peer)| peer.want == Want::Overdue).min_by_key(|(slot, _)| cyclic(*slot));

@@ -1,5 +1,6 @@
 //! Linux: flock and OFD byte locks, regular files in tmpfs, `/proc`.
 
+mod clock;
 mod file;
 mod fork;
 mod futex;
@@ -9,6 +10,7 @@ mod mapping;
 mod process;
 mod signal;
 
+pub(crate) use clock::monotonic_us;
 pub(crate) use file::{Identity, check_directory, is_symbolic_link, open_existing, open_or_create, reserve};
 pub(crate) use fork::{PerProcess, ProcessFile};
 pub(crate) use futex::{sleep_on, wake_sleepers};

@@ -15,6 +15,7 @@
 //! | `lock_byte`, `unlock_byte`, `byte_lock_held` | locks on single bytes, past the end of the file too |
 //! | `PerProcess` | a value that a forked child makes anew |
 //! | `file_lock_lines`, `process_exists`, `command_name` | who has and who waits for a whole-file lock, as far as the system tells |
+//! | `monotonic_us` | the clock that judges |
 //! | `sleep_on`, `wake_sleepers` | wait for a change of a word that processes share |
 //! | `ThreadHandle` | end the blocking call of one thread |
 //! | `Event` | a handle that an event loop can wait for |
