@@ -157,7 +157,7 @@ impl Member {
             let grid = Grid::new(&self.roster(place.bytes(), place.slot, place.company));
             return Some(grid.remaining_us(place.slot, clock::wall_us()));
         }
-        if !Self::has_turn(&place, &desk) {
+        if !Self::has_turn(&place, desk) {
             return Some(0);
         }
         let open_us = now_us.saturating_sub(desk.turn.charged_until_us);

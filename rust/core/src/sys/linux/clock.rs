@@ -2,7 +2,7 @@
 
 use std::mem::MaybeUninit;
 
-/// `CLOCK_MONOTONIC` in microseconds (clock_gettime(2)): it stands still while the machine is suspended.
+/// `CLOCK_MONOTONIC` in microseconds (`clock_gettime(2)`): it stands still while the machine is suspended.
 pub(crate) fn monotonic_us() -> u64 {
     let mut now = MaybeUninit::<libc::timespec>::uninit();
     // SAFETY: the kernel fills `now`; the call cannot fail for this clock.
