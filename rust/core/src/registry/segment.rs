@@ -17,8 +17,8 @@ use crate::layout::{
 use crate::place::Place;
 use crate::registry::SegmentPath;
 use crate::sys::{
-    Identity, LockMode, Mapping, ProcessFile, boot_hash, check_directory, is_symbolic_link, lock_byte,
-    open_or_create, random_u64, unlock_byte,
+    Identity, LockMode, Mapping, ProcessFile, boot_hash, check_directory, is_symbolic_link, keep_guarding,
+    lock_byte, open_or_create, random_u64, unlock_byte,
 };
 
 /// Restarts when the file behind the name is replaced while we open it.
@@ -39,9 +39,8 @@ impl MappedSegment {
     pub(crate) fn open(place: &Place, path: &SegmentPath) -> Result<Self> {
         for _ in 0..RESTARTS_MAX {
             path.adopt_plain().map_err(|error| unavailable(path.main(), &error))?;
-            let opened = open_or_create(path.main(), place.mode())
+            let file = ProcessFile::open(|| open_or_create(path.main(), place.mode()))
                 .map_err(|error| unavailable(path.main(), &error))?;
-            let file = ProcessFile::new(opened);
             initialise_locked(&file, path.main())?;
             let identity = Identity::of(&file).map_err(|error| unavailable(path.main(), &error))?;
             let mapping =
@@ -79,14 +78,15 @@ impl MappedSegment {
         &self.file
     }
 
-    /// Whether the file has all its bytes: where it was cut, a look at the mapping raises `SIGBUS`.
+    /// Whether the file has all its bytes: where it was cut, the mapping may be this process's own zeros.
     pub(crate) fn whole(&self) -> bool {
         Identity::of(&self.file).is_ok_and(|now| now.size >= SEGMENT_SIZE as u64)
     }
 
-    /// Whether the name still leads to this file and the file is still whole: else a store could fault, and
-    /// newcomers meet elsewhere.
+    /// Whether the name still leads to this file and the file is still whole: else newcomers meet elsewhere. Asked at
+    /// each beat, so it also sees to it that a cut until the next one is survived.
     pub(crate) fn still_named(&self, path: &SegmentPath) -> bool {
+        keep_guarding();
         self.whole() && matches!(Identity::at(path.main()), Ok(Some(named)) if named.same_file(self.identity))
     }
 }

@@ -1,5 +1,6 @@
 //! Linux: flock and OFD byte locks, regular files in tmpfs, `/proc`.
 
+mod fault;
 mod file;
 mod fork;
 mod holders;
@@ -7,7 +8,9 @@ mod lock;
 mod mapping;
 mod process;
 mod signal;
+mod table;
 
+pub(crate) use fault::keep_guarding;
 pub(crate) use file::{Identity, check_directory, is_symbolic_link, open_existing, open_or_create, reserve};
 pub(crate) use fork::{PerProcess, ProcessFile, fork_generation};
 pub(crate) use holders::{LockLine, command_name, file_lock_lines, process_exists};

@@ -1,0 +1,5 @@
+//! What the registry promises to real processes: this test binary runs itself as their program.
+
+mod children;
+mod cut;
+mod forks;
