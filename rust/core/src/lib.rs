@@ -26,3 +26,4 @@ pub use lease::{
 };
 pub use pacer::{Pacer, Peer, PeerState, Settings, Snapshot, WEIGHT_FORM, check_weight, peers};
 pub use place::{Place, Share};
+pub use registry::{LockKind, lock_kind};

@@ -3,3 +3,4 @@
 mod children;
 mod cut;
 mod forks;
+mod thief;
