@@ -62,8 +62,7 @@ impl Claim {
             if !locked.map_err(|source| Error::Io { doing: "lock a slot of", path: path(), source })? {
                 continue;
             }
-            let lock_flags = segment.locks().flags(slot);
-            if let Some(claim) = occupy(segment.bytes(), slot, owner, lock_flags, wall_us) {
+            if let Some(claim) = occupy(segment, slot, owner, wall_us) {
                 return Ok(Some(claim));
             }
             segment.locks().unlock_slot(segment.file(), slot);
@@ -119,15 +118,17 @@ pub(crate) fn vacate(segment: &Segment, slot: usize, pid: u32) -> bool {
 }
 
 /// Write ourselves into a slot whose lock we hold; `None` when a peer of the seed has it or was faster.
-fn occupy(segment: &Segment, slot: usize, owner: &Owner, lock_flags: u32, wall_us: i64) -> Option<Claim> {
-    if let Some(view) = read_slot(segment, slot)
-        && !(liveness::free_at_once(&view, wall_us) && vacate(segment, slot, view.pid))
-    {
-        return None;
+fn occupy(segment: &MappedSegment, slot: usize, owner: &Owner, wall_us: i64) -> Option<Claim> {
+    let (locks, segment) = (segment.locks(), segment.bytes());
+    if let Some(view) = read_slot(segment, slot) {
+        let died = locks.prove_death(slot, view.flags) && liveness::free_at_once(&view, wall_us);
+        if !died || !vacate(segment, slot, view.pid) {
+            return None;
+        }
     }
     let base = &segment.slots[slot];
     let pid = owner.identity.pid;
-    let flags = owner.flags | lock_flags;
+    let flags = owner.flags | locks.flags(slot);
     let token = if extended(segment) { prepare(segment, slot, owner, flags, wall_us) } else { 0 };
     // Before the swap: a reader that sees the new pid must not see the old heartbeat, or it takes us for dead. Where a
     // peer of the seed was faster, this is what it has just written itself.

@@ -1,6 +1,6 @@
 //! Who is alive: the kernel's word where there is one, the heartbeat where not.
 
-use crate::layout::{SLOT_COUNT, flag};
+use crate::layout::SLOT_COUNT;
 use crate::registry::{Liveness, MappedSegment, SlotView, read_slot};
 
 use super::claim;
@@ -73,11 +73,11 @@ fn settled(look: Look) -> bool {
     look.unchanged_us >= SETTLE_US
 }
 
-/// Whether a slot whose lock the caller has just got can be freed without another look: its owner had that lock, and
-/// died so lately that no peer of the seed can be taking it at the same time.
+/// Whether a slot whose lock the caller has just got, and whose owner had that lock, can be freed without another look:
+/// the owner died so lately that no peer of the seed can be taking it at the same time.
 pub(crate) fn free_at_once(view: &SlotView, wall_us: i64) -> bool {
     let wall_age_us = wall_us.saturating_sub(view.heartbeat_us);
-    view.flags & flag::HAS_LOCK != 0 && !view.claiming() && (-FUTURE_US..=SAFE_US).contains(&wall_age_us)
+    !view.claiming() && (-FUTURE_US..=SAFE_US).contains(&wall_age_us)
 }
 
 /// What was last seen of a slot's owner; times by the reader's monotonic clock.

@@ -105,6 +105,15 @@ impl Locks {
         flag::HAS_LOCK | file
     }
 
+    /// Whether the lock of `slot` that we hold is the one that its owner, which says `flags` of itself, had.
+    pub(crate) fn prove_death(&self, slot: usize, flags: u32) -> bool {
+        let same_kind = match flags & flag::SLOT_FILE {
+            0 => self.kind == LockKind::Ofd,
+            _ => self.held()[slot].is_some(),
+        };
+        flags & flag::HAS_LOCK != 0 && same_kind
+    }
+
     /// Whether the owner of `slot`, which says `flags` of itself, still holds its lock. Takes nothing, but a lock file
     /// is held shared for a moment: somebody who tries to claim that slot just then takes another.
     pub(crate) fn liveness(&self, segment: &File, slot: usize, flags: u32) -> Liveness {
@@ -112,7 +121,7 @@ impl Locks {
             return Liveness::Unknown;
         }
         let held = match (flags & flag::SLOT_FILE != 0, self.kind) {
-            (true, _) => match open_existing(&self.path.slot_file(slot)) {
+            (true, _) => match self.open_slot_file(slot) {
                 Ok(Some(file)) => lock_file(&file, LockMode::Shared, false).map(|free| !free),
                 // Somebody deleted it: whether its owner lives shows in the heartbeat alone.
                 Ok(None) => return Liveness::Unknown,
@@ -152,6 +161,7 @@ impl Locks {
                 clock::sleep(Duration::from_millis(1));
                 continue;
             }
+            self.make_slot_files()?;
             let result = initialise();
             match &file {
                 None => unlock_byte(segment, INIT_LOCK)?,
@@ -162,17 +172,22 @@ impl Locks {
         Ok(None)
     }
 
+    /// See to it that every slot has its file where there are no OFD locks: peers that have them take both from then on,
+    /// and peers without them can see whether they live.
+    fn make_slot_files(&self) -> io::Result<()> {
+        let slots = if self.kind == LockKind::Flock { SLOT_COUNT } else { 0 };
+        (0..slots).try_for_each(|slot| open_or_create(&self.path.slot_file(slot), self.mode).map(drop))
+    }
+
     /// Hold the lock file of `slot`: always where there are no OFD locks, else where there is one.
     fn lock_slot_file(&self, slot: usize) -> io::Result<bool> {
         let path = self.path.slot_file(slot);
         let file = match self.kind {
             LockKind::Flock => ProcessFile::open(|| open_or_create(&path, self.mode))?,
-            LockKind::Ofd => {
-                match ProcessFile::open(|| open_existing(&path)?.ok_or(io::ErrorKind::NotFound.into())) {
-                    Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(true),
-                    opened => opened?,
-                }
-            }
+            LockKind::Ofd => match self.open_slot_file(slot)? {
+                Some(file) => file,
+                None => return Ok(true),
+            },
         };
         // A file that lost its name in between excludes nobody.
         if !lock_file(&file, LockMode::Exclusive, false)? || !is_named(&file, &self.path, slot)? {
@@ -180,6 +195,14 @@ impl Locks {
         }
         self.held()[slot] = Some(file);
         Ok(true)
+    }
+
+    fn open_slot_file(&self, slot: usize) -> io::Result<Option<ProcessFile>> {
+        let path = self.path.slot_file(slot);
+        match ProcessFile::open(|| open_existing(&path)?.ok_or(io::ErrorKind::NotFound.into())) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            opened => opened.map(Some),
+        }
     }
 
     fn held(&self) -> MutexGuard<'_, [Option<ProcessFile>; SLOT_COUNT]> {

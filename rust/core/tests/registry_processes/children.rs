@@ -26,6 +26,11 @@ fn child() {
         "await a signal" => crate::cut::await_a_signal(&directory),
         "fork again and again" => crate::forks::fork_again_and_again(&directory),
         "fork with many files" => crate::forks::fork_with_many_files(&directory),
+        "join filtered" => crate::locks::join_filtered(&directory),
+        "join unfiltered" => crate::locks::join_unfiltered(&directory),
+        "claim filtered" => crate::locks::claim_filtered(&directory),
+        "claim unfiltered" => crate::locks::claim_unfiltered(&directory),
+        "lease filtered" => crate::locks::lease_filtered(&directory),
         other => panic!("no such role: {other}"),
     }
 }
@@ -106,6 +111,14 @@ impl Played {
     pub(crate) fn end(&mut self) -> ExitStatus {
         wait_until("the child to end", || !self.lives());
         self.process.wait().expect("a child")
+    }
+}
+
+impl Played {
+    /// `kill -9`, and gone.
+    pub(crate) fn kill(&mut self) {
+        self.process.kill().expect("a killable child");
+        self.process.wait().expect("a dead child");
     }
 }
 

@@ -3,4 +3,5 @@
 mod children;
 mod cut;
 mod forks;
+mod locks;
 mod thief;
