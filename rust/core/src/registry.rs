@@ -13,6 +13,7 @@ mod locks;
 mod name;
 mod path;
 mod segment;
+pub(crate) mod steps;
 mod view;
 
 pub(crate) use claim::{Claim, Owner};
