@@ -157,6 +157,7 @@ fn validate(header: &[u8; 16]) -> std::result::Result<(), String> {
             word(8)
         ));
     }
+    // With more slots the seed's part would reach into ours; with fewer, peers of the seed would not see all of us.
     if word(12) != SLOT_COUNT_STORED {
         return Err(format!(
             "{} slots, this ocgpu knows {SLOT_COUNT_STORED}; use one release everywhere",
@@ -166,10 +167,11 @@ fn validate(header: &[u8; 16]) -> std::result::Result<(), String> {
     Ok(())
 }
 
+/// Write the extension's header where there is none. Another one than ours is a later release's, and left alone.
 fn initialise_extension(file: &ProcessFile) -> io::Result<()> {
     let mut magic = [0_u8; 8];
     file.read_exact_at(&mut magic, EXT_OFFSET)?;
-    if u64::from_le_bytes(magic) == EXT_MAGIC {
+    if magic != [0; 8] {
         return Ok(());
     }
     let mut header = [0_u8; EXT_HEADER_SIZE as usize];

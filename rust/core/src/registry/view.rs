@@ -1,6 +1,9 @@
 //! Reading a slot that its owner writes at the same time.
 
-use crate::layout::{EXT_MAGIC, ExtSlot, FEATURES_KNOWN, SLOT_COUNT, Segment, flag};
+use crate::layout::{
+    EXT_HEADER_SIZE, EXT_MAGIC, EXT_SLOT_STRIDE, ExtSlot, FEATURES_KNOWN, SLOT_COUNT, SLOT_COUNT_STORED,
+    Segment, flag,
+};
 use crate::registry::name;
 use crate::schedule::weight_milli;
 use crate::sync::Ordering;
@@ -49,10 +52,16 @@ impl SlotView {
     }
 }
 
-/// Whether the extension is there and has no feature that this release does not know.
+/// Whether the extension is there, has the form that we know and no feature that this release does not know.
+///
+/// Additions raise its version and change nothing here.
 pub(crate) fn extended(segment: &Segment) -> bool {
-    segment.ext.magic.load(Ordering::Relaxed) == EXT_MAGIC
-        && segment.ext.feature_incompat.load(Ordering::Relaxed) & !FEATURES_KNOWN == 0
+    let ext = &segment.ext;
+    ext.magic.load(Ordering::Relaxed) == EXT_MAGIC
+        && ext.feature_incompat.load(Ordering::Relaxed) & !FEATURES_KNOWN == 0
+        && ext.header_size.load(Ordering::Relaxed) == EXT_HEADER_SIZE
+        && ext.slot_stride.load(Ordering::Relaxed) == EXT_SLOT_STRIDE
+        && ext.slot_count.load(Ordering::Relaxed) == SLOT_COUNT_STORED
 }
 
 /// The owner and state of `slot`; `None` when it is free, or changes hands faster than it can be read.

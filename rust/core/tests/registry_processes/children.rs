@@ -26,6 +26,7 @@ fn child() {
         "await a signal" => crate::cut::await_a_signal(&directory),
         "fork again and again" => crate::forks::fork_again_and_again(&directory),
         "fork with many files" => crate::forks::fork_with_many_files(&directory),
+        "try to join" => crate::foreign::try_to_join(&directory),
         "join filtered" => crate::locks::join_filtered(&directory),
         "join unfiltered" => crate::locks::join_unfiltered(&directory),
         "claim filtered" => crate::locks::claim_filtered(&directory),
@@ -71,7 +72,12 @@ pub(crate) struct Played {
 
 impl Played {
     pub(crate) fn start(role: &str, directory: &Path) -> Self {
-        let mut process = Command::new(std::env::current_exe().expect("this binary"))
+        Self::start_by(&mut Command::new(std::env::current_exe().expect("this binary")), role, directory)
+    }
+
+    /// The same by a command that ends with this binary.
+    pub(crate) fn start_by(command: &mut Command, role: &str, directory: &Path) -> Self {
+        let mut process = command
             .args(["--exact", "children::child", "--nocapture"])
             .env(ROLE, role)
             .env(DIRECTORY, directory)

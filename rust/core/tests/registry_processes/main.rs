@@ -2,6 +2,7 @@
 
 mod children;
 mod cut;
+mod foreign;
 mod forks;
 mod locks;
 mod thief;
