@@ -23,6 +23,9 @@ pub(crate) const EXT_VERSION: u32 = 1;
 pub(crate) const EXT_HEADER_SIZE: u32 = 64;
 /// Bytes of `ExtSlot`, as the segment itself says.
 pub(crate) const EXT_SLOT_STRIDE: u32 = 128;
+/// Bits of `ExtHeader::feature_incompat` that this release knows: none yet. With any other the extension means something
+/// else, and the seed's part alone is used.
+pub(crate) const FEATURES_KNOWN: u32 = 0;
 /// Characters of a slot's name, with the NUL that ends it.
 pub(crate) const NAME_SIZE: usize = 48;
 /// Offset of the extension's header, for `pread` and `pwrite`.
@@ -43,10 +46,14 @@ pub(crate) mod flag {
     pub(crate) const PACED: u32 = 2;
     /// The owner is leaving.
     pub(crate) const STOPPING: u32 = 16;
+    /// The owner holds the slot's lock file, beside or instead of the byte.
+    pub(crate) const SLOT_FILE: u32 = 32;
     /// The owner computes but cannot be paused.
     pub(crate) const UNGATED: u32 = 64;
     /// The owner wants the grid, or knows nothing else.
     pub(crate) const GRID: u32 = 128;
+    /// The owner is taking the slot: `ExtSlot::owner_boot_us` may be ahead of `Slot::boot_us`.
+    pub(crate) const CLAIMING: u32 = 256;
 }
 
 /// Bits of `ExtSlot::turn_flags`.
@@ -109,6 +116,7 @@ pub(crate) struct ExtHeader {
 }
 
 /// 128 bytes: who the owner is, and (second line) its part of turn mode.
+#[derive(Debug, Default)]
 #[repr(C)]
 pub(crate) struct ExtSlot {
     /// Random, 0 = none, stored last.
@@ -116,7 +124,7 @@ pub(crate) struct ExtSlot {
     pub(crate) owner_pid: AtomicU32,
     /// Bits of `flag`.
     pub(crate) flags: AtomicU32,
-    /// Equals `Slot::boot_us`, else this half is an earlier owner's.
+    /// Equals `Slot::boot_us`, else this half is an earlier owner's (or one's that is `flag::CLAIMING`).
     pub(crate) owner_boot_us: AtomicI64,
     pub(crate) hb_seq: AtomicU64,
     pub(crate) pidns_ino: AtomicU64,

@@ -29,3 +29,4 @@ pub use pacer::{
     peers,
 };
 pub use place::{Place, Share};
+pub use registry::{LockKind, lock_kind};

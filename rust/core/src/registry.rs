@@ -6,14 +6,21 @@
 //! know only them see us.
 
 mod claim;
+#[cfg(test)]
+mod fixture;
 mod liveness;
+mod locks;
 mod name;
 mod path;
 mod segment;
+pub(crate) mod steps;
 mod view;
 
 pub(crate) use claim::{Claim, Owner};
 pub(crate) use liveness::{DEAD_AFTER_US, Sweep, Verdict, owner_is_gone};
+pub use locks::LockKind;
+pub(crate) use locks::{Liveness, Locks};
 pub(crate) use path::SegmentPath;
 pub(crate) use segment::MappedSegment;
-pub(crate) use view::{SlotView, read_slot};
+pub use segment::lock_kind;
+pub(crate) use view::{SlotView, extended, read_slot};

@@ -52,10 +52,10 @@ impl Files {
     pub(super) fn open(spot: &Spot) -> Result<Self> {
         // The lease file first: the kernel closes a dead process's files from the highest number down (measured), so
         // the state byte is free before the lease is, and the next holder finds it so.
-        let lock = open_lock(spot).map_err(|error| unusable(&spot.lock, &error))?;
+        let lock = ProcessFile::open(|| open_lock(spot)).map_err(|error| unusable(&spot.lock, &error))?;
         let identity = Identity::of(&lock).map_err(|error| unusable(&spot.lock, &error))?;
-        let gate = sys::open_or_create(&spot.gate, spot.permissions).ok().map(ProcessFile::new);
-        Ok(Self { lock: ProcessFile::new(lock), gate, identity, lent: false })
+        let gate = ProcessFile::open(|| sys::open_or_create(&spot.gate, spot.permissions)).ok();
+        Ok(Self { lock, gate, identity, lent: false })
     }
 
     /// Take the lease now, or see that another has it (`None` in the first place, with the files in the second).

@@ -176,7 +176,7 @@ pub(crate) fn signs_of_life(segment: &Segment, slot: usize) -> (i64, u32) {
 
 /// Whether the owner of `slot` knows turns and wants them: its extension half is its own, and it does not ask for the
 /// grid.
-pub(crate) fn takes_turns(segment: &Segment, slot: usize) -> bool {
+fn takes_turns(segment: &Segment, slot: usize) -> bool {
     let (base, ext) = (&segment.slots[slot], &segment.ext_slots[slot]);
     // Acquire: pairs with the Release of the token, which is stored after the rest of this half.
     ext.owner_token.load(Ordering::Acquire) != 0

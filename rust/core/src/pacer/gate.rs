@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock;
-use crate::layout::{Segment, flag, turn_flag};
+use crate::layout::{ExtSlot, flag, turn_flag};
 use crate::registry::MappedSegment;
 use crate::schedule::Grid;
 use crate::sync::Ordering;
@@ -34,7 +34,7 @@ impl Member {
         let Some(place) = self.place(seat, desk) else {
             return self.arrive_without_slot(seat, desk, now_us);
         };
-        mark_paced(place.bytes(), place.slot);
+        mark_paced(place.ext);
         // The seed's grid gates after each step, so that the first one of a request returns at once.
         let first = !desk.meter.recent(now_us);
         self.finish(&place, desk, thread_key(), now_us);
@@ -76,15 +76,15 @@ impl Member {
         let mut state = self.state();
         let State { seat, desk } = &mut *state;
         let Some(place) = self.place(seat, desk) else { return };
-        desk.turn.stop_waiting(place.ext());
+        desk.turn.stop_waiting(place.ext);
         desk.turn.ending = !place.company.is_empty();
         self.end_turn_if_due(&place, desk, now_us);
     }
 
     /// Note what a wait took.
     pub(crate) fn add_slept(&self, slept_us: u64) {
-        self.publish(|slot, segment| {
-            segment.ext_slots[slot].slept_us.fetch_add(slept_us, Ordering::Relaxed);
+        self.publish(|_, ext| {
+            ext.slept_us.fetch_add(slept_us, Ordering::Relaxed);
         });
     }
 
@@ -184,10 +184,10 @@ impl Member {
         if !self.may_begin(place, desk, now_us) && !free {
             return false;
         }
-        desk.turn.stop_waiting(place.ext());
+        desk.turn.stop_waiting(place.ext);
         desk.meter.begin_unit(thread_key(), now_us);
-        move_on(place.ext());
-        let steps = &place.ext().steps;
+        move_on(place.ext);
+        let steps = &place.ext.steps;
         // Only this process writes it, under the desk's mutex.
         steps.store(steps.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
         true
@@ -201,7 +201,7 @@ impl Member {
             let may = place.company.is_empty() || self.window_wait_us(place) == 0;
             if !may {
                 // The end of a request wakes who is queued, in the grid too.
-                desk.turn.raise(place.ext(), turn_flag::QUEUED);
+                desk.turn.raise(place.ext, turn_flag::QUEUED);
             }
             return may;
         }
@@ -223,8 +223,8 @@ impl Member {
     /// The unit of a thread ended: show it, and charge it.
     fn finish(&self, place: &Place<'_>, desk: &mut Desk, thread: usize, now_us: u64) {
         let Some(unit_us) = desk.meter.end_unit(thread, now_us) else { return };
-        desk.turn.publish_step(place.ext(), unit_us);
-        move_on(place.ext());
+        desk.turn.publish_step(place.ext, unit_us);
+        move_on(place.ext);
         if place.company.schedule == Schedule::Turn {
             self.charge(place, desk, unit_us, now_us);
         }
@@ -245,11 +245,11 @@ impl Member {
         if !desk.turn.in_request() {
             return;
         }
-        desk.turn.stop_waiting(place.ext());
-        desk.turn.lower(place.ext(), turn_flag::INREQ);
+        desk.turn.stop_waiting(place.ext);
+        desk.turn.lower(place.ext, turn_flag::INREQ);
         place.bytes().slots[place.slot].active.store(0, Ordering::Relaxed);
         self.end_turn(place, desk, now_us);
-        if place.company.schedule == Schedule::Grid {
+        if place.company.schedule == Schedule::Grid && place.segment.extended() {
             place.wake_waiters();
         }
     }
@@ -287,7 +287,7 @@ impl Member {
             return (left_us > 0).then(|| (None, 0, 0, Duration::from_micros(left_us)));
         };
         // Acquire: pairs with the Release in `wake`. Read before the look: whatever happens after it wakes us.
-        let seen = place.ext().wake.load(Ordering::Acquire);
+        let seen = place.ext.wake.load(Ordering::Acquire);
         let span = if place.company.schedule == Schedule::Grid {
             Duration::from_micros(self.window_wait_us(&place).min(WINDOW_LOOK_AGAIN_US))
         } else if self.take_turn(&place, desk, clock::monotonic_us()) {
@@ -295,7 +295,8 @@ impl Member {
         } else {
             LOOK_AGAIN
         };
-        (!span.is_zero()).then(|| (seat.segment.clone(), place.slot, seen, span))
+        let word = seat.segment.clone().filter(|_| seat.claim.is_some_and(|claim| claim.extended()));
+        (!span.is_zero()).then(|| (word, place.slot, seen, span))
     }
 
     fn window_wait_us(&self, place: &Place<'_>) -> u64 {
@@ -310,8 +311,13 @@ impl Member {
     fn place<'seat>(&self, seat: &'seat Seat, desk: &mut Desk) -> Option<Place<'seat>> {
         let (segment, claim) = (seat.segment.as_deref()?, seat.claim?);
         desk.sit(claim);
-        let company = self.company(segment.bytes(), Some(claim.slot));
-        Some(Place { segment, slot: claim.slot, company })
+        let slot = claim.slot;
+        let mut company = self.company(segment.bytes(), Some(slot));
+        if claim.extended() {
+            return Some(Place { segment, slot, ext: &segment.bytes().ext_slots[slot], company });
+        }
+        company.schedule = Schedule::Grid;
+        Some(Place { segment, slot, ext: &seat.spare, company })
     }
 }
 
@@ -334,9 +340,8 @@ fn thread_key() -> usize {
 }
 
 /// Note once that this process calls the gate.
-fn mark_paced(segment: &Segment, slot: usize) {
-    let flags = &segment.ext_slots[slot].flags;
-    if flags.load(Ordering::Relaxed) & flag::PACED == 0 {
-        flags.fetch_or(flag::PACED, Ordering::Relaxed);
+fn mark_paced(ext: &ExtSlot) {
+    if ext.flags.load(Ordering::Relaxed) & flag::PACED == 0 {
+        ext.flags.fetch_or(flag::PACED, Ordering::Relaxed);
     }
 }

@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::clock;
 use crate::error::Result;
 use crate::key::GpuKey;
-use crate::layout::{SLOT_COUNT, flag};
+use crate::layout::{ExtSlot, SLOT_COUNT, Slot, flag};
 use crate::place::Place;
 use crate::registry::{Claim, MappedSegment, Owner, SegmentPath, Sweep, Verdict};
 use crate::sync::{AtomicU32, Ordering};
@@ -26,9 +26,15 @@ pub(crate) struct Seat {
     pub(crate) claim: Option<Claim>,
     /// Why the process is not paced.
     reason: Option<String>,
+    /// Stands for our half of the extension where the segment has none that we know.
+    pub(crate) spare: Arc<ExtSlot>,
 }
 
 impl Seat {
+    fn new(segment: Option<Arc<MappedSegment>>, claim: Option<Claim>, reason: Option<String>) -> Self {
+        Self { segment, claim, reason, spare: Arc::default() }
+    }
+
     /// Free the slot, if there is one. Where the file was cut, the claim goes with the handle: the kernel drops the
     /// lock byte at its close.
     fn give_back(&self) {
@@ -79,10 +85,7 @@ impl Member {
             path,
             owner,
             schedule,
-            state: Mutex::new(State {
-                seat: Seat { segment: Some(segment), claim, reason },
-                desk: Desk::default(),
-            }),
+            state: Mutex::new(State { seat: Seat::new(Some(segment), claim, reason), desk: Desk::default() }),
             weight,
             known: AtomicU32::new(0),
             barred: AtomicU32::new(0),
@@ -115,17 +118,19 @@ impl Member {
 
     pub(crate) fn set_weight(&self, weight: f32) {
         self.weight.store(weight.to_bits(), Ordering::Relaxed);
-        self.publish(|slot, segment| {
-            segment.slots[slot].weight.store(weight.to_bits(), Ordering::Relaxed);
-            segment.ext.change_seq.fetch_add(1, Ordering::Relaxed);
-        });
+        self.publish(|base, _| base.weight.store(weight.to_bits(), Ordering::Relaxed));
+        if let Some(segment) = self.seat().segment.filter(|segment| segment.extended()) {
+            segment.bytes().ext.change_seq.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
-    /// Run `write` on our slot, if we have one.
-    pub(crate) fn publish(&self, write: impl FnOnce(usize, &crate::layout::Segment)) {
+    /// Run `write` on the two halves of our slot, if we have one.
+    pub(crate) fn publish(&self, write: impl FnOnce(&Slot, &ExtSlot)) {
         let state = self.state();
         if let (Some(segment), Some(claim)) = (&state.seat.segment, state.seat.claim) {
-            write(claim.slot, segment.bytes());
+            let bytes = segment.bytes();
+            let ext = if claim.extended() { &bytes.ext_slots[claim.slot] } else { &*state.seat.spare };
+            write(&bytes.slots[claim.slot], ext);
         }
     }
 
@@ -136,8 +141,7 @@ impl Member {
         self.keep_request();
         let (wall_us, now_us) = (clock::wall_us(), clock::monotonic_us());
         let busy_ppm = busy.add(now_us, self.state().desk.meter.busy_us(now_us));
-        self.publish(|slot, segment| {
-            let (base, ext) = (&segment.slots[slot], &segment.ext_slots[slot]);
+        self.publish(|base, ext| {
             base.busy_ppm.store(busy_ppm, Ordering::Relaxed);
             ext.hb_seq.fetch_add(1, Ordering::Relaxed);
             base.heartbeat_us.store(wall_us, Ordering::Release); // Release: pairs with the Acquire in `read_slot`.
@@ -164,7 +168,8 @@ impl Member {
         let known = self.known.swap(bits(|verdict| verdict == Verdict::Alive), Ordering::Relaxed);
         self.barred.store(bits(|verdict| verdict != Verdict::Alive), Ordering::Relaxed);
         self.stalled.store(bits(|verdict| verdict == Verdict::Stalled), Ordering::Relaxed);
-        if let Some(own) = own.filter(|_| known != self.known.load(Ordering::Relaxed)) {
+        let extended = seat.claim.is_some_and(|claim| claim.extended());
+        if let Some(own) = own.filter(|_| extended && known != self.known.load(Ordering::Relaxed)) {
             wake(segment.bytes(), own);
         }
     }
@@ -188,16 +193,16 @@ impl Member {
             Claim::take(&segment, &owner, clock::wall_us()).map(|claim| (Arc::new(segment), claim))
         });
         let next = match fresh {
-            Ok((segment, Some(claim))) => Seat { segment: Some(segment), claim: Some(claim), reason: None },
-            Ok((segment, None)) => Seat { segment: Some(segment), claim: None, reason: Some(full()) },
-            Err(error) => Seat { segment: None, claim: None, reason: Some(error.to_string()) },
+            Ok((segment, Some(claim))) => Seat::new(Some(segment), Some(claim), None),
+            Ok((segment, None)) => Seat::new(Some(segment), None, Some(full())),
+            Err(error) => Seat::new(None, None, Some(error.to_string())),
         };
         self.sit(next);
     }
 
     pub(crate) fn leave(&self) {
         self.idle();
-        self.sit(Seat { segment: None, claim: None, reason: Some("left".into()) });
+        self.sit(Seat::new(None, None, Some("left".into())));
     }
 
     /// Change seats, and give the old one back.

@@ -10,7 +10,7 @@ use crate::registry::{DEAD_AFTER_US, MappedSegment, SegmentPath, SlotView, Sweep
 use crate::schedule::{Grid, Roster, weight_milli};
 use crate::sync::Ordering;
 
-use super::company::{Schedule, takes_turns};
+use super::company::Schedule;
 use super::member::Member;
 
 /// What a peer does.
@@ -186,7 +186,7 @@ fn describe(
     let mut schedule = wanted;
     for (view, _) in judged.iter().filter(|(view, verdict)| view.active && *verdict == Verdict::Alive) {
         roster.insert(view.slot, weight_milli(view.weight));
-        if own != Some(view.slot) && !takes_turns(segment.bytes(), view.slot) {
+        if own != Some(view.slot) && !view.takes_turns() {
             schedule = Schedule::Grid;
         }
     }

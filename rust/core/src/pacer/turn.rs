@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use crate::layout::{SLOT_COUNT, Segment, flag, turn_flag};
+use crate::layout::{ExtSlot, SLOT_COUNT, Segment, flag, turn_flag};
 use crate::registry::{MappedSegment, owner_is_gone};
 use crate::schedule::{Round, believed_turn_limit_us};
 use crate::sync::Ordering;
@@ -47,16 +47,14 @@ mod word {
 pub(crate) struct Place<'a> {
     pub(crate) segment: &'a MappedSegment,
     pub(crate) slot: usize,
+    /// Our half of the extension; a spare one where the segment has another.
+    pub(crate) ext: &'a ExtSlot,
     pub(crate) company: Company,
 }
 
 impl<'a> Place<'a> {
     pub(crate) fn bytes(&self) -> &'a Segment {
         self.segment.bytes()
-    }
-
-    pub(crate) fn ext(&self) -> &'a crate::layout::ExtSlot {
-        &self.bytes().ext_slots[self.slot]
     }
 
     fn token(&self) -> u64 {
@@ -109,7 +107,7 @@ impl Member {
             let token = place.token();
             match word::holder(token) {
                 Some(slot) if slot == place.slot => {
-                    desk.turn.enter(place.ext(), token, now_us);
+                    desk.turn.enter(place.ext, token, now_us);
                     return !desk.turn.ending;
                 }
                 // Asked anew: it may have come to work after the company was looked at.
@@ -118,7 +116,7 @@ impl Member {
             }
             let ours = word::following(token, Some(place.slot));
             if place.pass(token, Some(place.slot)) {
-                desk.turn.enter(place.ext(), ours, now_us);
+                desk.turn.enter(place.ext, ours, now_us);
                 return true;
             }
         }
@@ -135,8 +133,8 @@ impl Member {
     pub(crate) fn enter_round(&self, place: &Place<'_>, desk: &mut Desk, now_us: u64) {
         let round = self.round(place, desk, now_us);
         let (v_us, boost) = round.arrival(place.slot, latest_v_us(place.bytes()));
-        desk.turn.publish_v(place.ext(), v_us);
-        desk.turn.raise(place.ext(), turn_flag::INREQ | if boost { turn_flag::BOOST } else { 0 });
+        desk.turn.publish_v(place.ext, v_us);
+        desk.turn.raise(place.ext, turn_flag::INREQ | if boost { turn_flag::BOOST } else { 0 });
     }
 
     /// A unit ended after `unit_us`: charge it, and end the turn where that is due.
@@ -147,12 +145,12 @@ impl Member {
         desk.turn.charged_until_us = now_us;
         if place.company.is_empty() {
             let v_us = desk.turn.v_us.saturating_add(spent_us.cast_signed());
-            desk.turn.publish_v(place.ext(), v_us);
+            desk.turn.publish_v(place.ext, v_us);
             desk.turn.alone();
             return;
         }
         let charged = self.round(place, desk, now_us).charge(place.slot, spent_us);
-        desk.turn.publish_v(place.ext(), charged);
+        desk.turn.publish_v(place.ext, charged);
         if !ours {
             return;
         }
@@ -168,7 +166,7 @@ impl Member {
 
     /// Hand the token over when the turn is to end and no thread of ours is in the middle of a unit.
     pub(crate) fn end_turn_if_due(&self, place: &Place<'_>, desk: &mut Desk, now_us: u64) {
-        let limit_us = u64::from(believed_turn_limit_us(place.ext().turn_limit_us.load(Ordering::Relaxed)));
+        let limit_us = u64::from(believed_turn_limit_us(place.ext.turn_limit_us.load(Ordering::Relaxed)));
         if desk.turn.ending && !desk.meter.in_unit(now_us, limit_us) {
             self.end_turn(place, desk, now_us);
         }
@@ -193,10 +191,10 @@ impl Member {
             return self.take_turn(place, desk, now_us);
         }
         let since_us = *desk.turn.waiting_since_us.get_or_insert(now_us);
-        desk.turn.raise(place.ext(), turn_flag::QUEUED);
+        desk.turn.raise(place.ext, turn_flag::QUEUED);
         let waited_us = now_us.saturating_sub(since_us);
         if waited_us > 0 && waited_us >= self.round(place, desk, now_us).overdue_after_us() {
-            desk.turn.raise(place.ext(), turn_flag::OVERDUE);
+            desk.turn.raise(place.ext, turn_flag::OVERDUE);
         }
         self.take_from_the_still(place, desk, now_us);
         self.take_turn(place, desk, now_us)

@@ -1,8 +1,7 @@
 //! Who is alive: the kernel's word where there is one, the heartbeat where not.
 
 use crate::layout::SLOT_COUNT;
-use crate::registry::{MappedSegment, SlotView, read_slot};
-use crate::sys::{LockMode, byte_lock_held, lock_byte, unlock_byte};
+use crate::registry::{Liveness, MappedSegment, SlotView, read_slot};
 
 use super::claim;
 
@@ -10,6 +9,8 @@ use super::claim;
 pub(crate) const DEAD_AFTER_US: u64 = 3_000_000;
 /// A slot without a lock to ask is freed only after it was watched, unchanged, for longer than two of the seed's beats.
 const SETTLE_US: u64 = 1_200_000;
+/// A heartbeat younger than this is one that no peer of the seed takes for dead in the next second.
+const SAFE_US: i64 = 2_000_000;
 /// How far a heartbeat may lie in the future and still be believed: clock adjustments between two readings.
 const FUTURE_US: i64 = 500_000;
 
@@ -29,10 +30,10 @@ pub(crate) enum Verdict {
 /// What one look at a slot shows.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Look {
-    /// The owner says that it holds the slot's lock byte, and is the one that the seed's half names.
-    pub(crate) has_lock: bool,
-    /// Somebody holds that byte.
-    pub(crate) byte_held: bool,
+    /// What the lock says that the owner named as its own.
+    pub(crate) lock: Liveness,
+    /// The owner is named as one that was taking the slot.
+    pub(crate) claiming: bool,
     /// Age of the heartbeat by the wall clock.
     pub(crate) wall_age_us: i64,
     /// How long ago we saw the heartbeat move, by our own clock; `None` when this is the first look.
@@ -41,32 +42,78 @@ pub(crate) struct Look {
     pub(crate) unchanged_us: u64,
 }
 
-/// The table of `facts` on liveness: lock byte first, then movement, then age.
+/// Who is alive: the lock first, then movement, then age.
 ///
 /// Movement is judged by the reader's monotonic clock, so that a step of the wall clock kills nobody that was seen
 /// before; only the first look has nothing but the age.
 pub(crate) fn judge(look: Look) -> Verdict {
-    if look.has_lock && !look.byte_held {
+    let died_claiming = look.claiming && look.lock == Liveness::Free;
+    if look.lock == Liveness::Free && (!died_claiming || settled(look)) {
         return Verdict::Dead;
     }
     let fresh = (-FUTURE_US..=i64::try_from(DEAD_AFTER_US).unwrap_or(i64::MAX)).contains(&look.wall_age_us);
     let moving = look.moved_ago_us.map_or(fresh, |ago| ago <= DEAD_AFTER_US);
-    match (moving, look.has_lock) {
+    match (moving, look.lock) {
         (true, _) => Verdict::Alive,
-        (false, true) => Verdict::Stalled,
-        (false, false) if !fresh && look.unchanged_us >= SETTLE_US => Verdict::Dead,
-        (false, false) => Verdict::Silent,
+        (false, Liveness::Held) => Verdict::Stalled,
+        (false, _) if !fresh && settled(look) => Verdict::Dead,
+        (false, _) => Verdict::Silent,
     }
+}
+
+/// Whether a dead owner's slot may be freed now.
+///
+/// A peer of the seed takes slots whose heartbeat is 3 s old, and one with the dead owner's pid leaves no trace of that
+/// until its next store. So a slot with an old heartbeat is freed only when nothing in it moved for a while.
+fn may_free(look: Look) -> bool {
+    (-FUTURE_US..=SAFE_US).contains(&look.wall_age_us) || settled(look)
+}
+
+fn settled(look: Look) -> bool {
+    look.unchanged_us >= SETTLE_US
+}
+
+/// Whether a slot whose lock the caller has just got, and whose owner had that lock, can be freed without another look:
+/// the owner died so lately that no peer of the seed can be taking it at the same time.
+pub(crate) fn free_at_once(view: &SlotView, wall_us: i64) -> bool {
+    let wall_age_us = wall_us.saturating_sub(view.heartbeat_us);
+    !view.claiming() && (-FUTURE_US..=SAFE_US).contains(&wall_age_us)
 }
 
 /// What was last seen of a slot's owner; times by the reader's monotonic clock.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
-    pid: u32,
-    boot_us: i64,
+    owner: (u32, i64, u64),
     heartbeat_us: i64,
     first_us: u64,
     moved_us: Option<u64>,
+}
+
+impl Seen {
+    /// Note what `view` shows at `now_us`.
+    fn see(&mut self, view: &SlotView, now_us: u64) {
+        if self.owner != view.owner() {
+            let (owner, heartbeat_us) = (view.owner(), view.heartbeat_us);
+            *self = Self { owner, heartbeat_us, first_us: now_us, moved_us: None };
+        } else if self.heartbeat_us != view.heartbeat_us {
+            self.heartbeat_us = view.heartbeat_us;
+            self.moved_us = Some(now_us);
+        }
+    }
+
+    /// What that means, given what the lock says.
+    fn look(&self, view: &SlotView, lock: Liveness, now_us: u64, wall_us: i64) -> Look {
+        // Before the first witnessed movement only a long watch counts against the owner.
+        let watched_us = now_us.saturating_sub(self.first_us);
+        let unmoved = (watched_us > DEAD_AFTER_US).then_some(watched_us);
+        Look {
+            lock,
+            claiming: view.claiming(),
+            wall_age_us: wall_us.saturating_sub(view.heartbeat_us),
+            moved_ago_us: self.moved_us.map(|moved| now_us.saturating_sub(moved)).or(unmoved),
+            unchanged_us: now_us.saturating_sub(self.moved_us.unwrap_or(self.first_us)),
+        }
+    }
 }
 
 /// One reader's memory of all slots.
@@ -94,103 +141,35 @@ impl Sweep {
                 self.seen[slot] = Seen::default();
                 continue;
             };
-            let judged = judge(self.see(segment, &view, now_us, wall_us));
+            let lock = segment.locks().liveness(segment.file(), slot, view.flags);
+            self.seen[slot].see(&view, now_us);
+            let shown = self.seen[slot].look(&view, lock, now_us, wall_us);
+            let judged = judge(shown);
             *verdict = Some(judged);
-            if reap && judged == Verdict::Dead && free_dead(segment, &view) {
+            if reap && judged == Verdict::Dead && may_free(shown) && free_dead(segment, &view) {
                 *verdict = None;
             }
         }
         verdicts
     }
-
-    fn see(&mut self, segment: &MappedSegment, view: &SlotView, now_us: u64, wall_us: i64) -> Look {
-        let seen = &mut self.seen[view.slot];
-        if (seen.pid, seen.boot_us) != (view.pid, view.boot_us) {
-            let (pid, boot_us, heartbeat_us) = (view.pid, view.boot_us, view.heartbeat_us);
-            *seen = Seen { pid, boot_us, heartbeat_us, first_us: now_us, moved_us: None };
-        } else if seen.heartbeat_us != view.heartbeat_us {
-            seen.heartbeat_us = view.heartbeat_us;
-            seen.moved_us = Some(now_us);
-        }
-        // Before the first witnessed movement only a long watch counts against the owner.
-        let watched_us = now_us.saturating_sub(seen.first_us);
-        let unmoved = (watched_us > DEAD_AFTER_US).then_some(watched_us);
-        Look {
-            has_lock: view.has_lock(),
-            byte_held: view.has_lock() && byte_held(segment, view.slot),
-            wall_age_us: wall_us.saturating_sub(view.heartbeat_us),
-            moved_ago_us: seen.moved_us.map(|moved| now_us.saturating_sub(moved)).or(unmoved),
-            unchanged_us: now_us.saturating_sub(seen.moved_us.unwrap_or(seen.first_us)),
-        }
-    }
 }
 
-/// Whether the owner of `slot` is dead for certain: it is one that holds a lock byte while it lives, and nobody does.
+/// Whether the owner of `slot` is dead for certain: it is one that holds a lock while it lives, and nobody does.
 pub(crate) fn owner_is_gone(segment: &MappedSegment, slot: usize) -> bool {
-    read_slot(segment.bytes(), slot).is_none_or(|view| view.has_lock() && !byte_held(segment, slot))
+    read_slot(segment.bytes(), slot)
+        .is_none_or(|view| segment.locks().liveness(segment.file(), slot, view.flags) == Liveness::Free)
 }
 
-/// Whether another handle holds the slot's lock byte; an error counts as held, because death needs proof.
-fn byte_held(segment: &MappedSegment, slot: usize) -> bool {
-    !matches!(byte_lock_held(segment.file(), claim::lock_offset(slot)), Ok(None))
-}
-
-/// Free the slot of a dead owner, whose lock byte nobody holds; `true` when it is free now.
+/// Free the slot of a dead owner, whose lock nobody holds; `true` when it is free now.
 fn free_dead(segment: &MappedSegment, view: &SlotView) -> bool {
-    let offset = claim::lock_offset(view.slot);
-    if !matches!(lock_byte(segment.file(), offset, LockMode::Exclusive, false), Ok(true)) {
+    if !matches!(segment.locks().lock_slot(segment.file(), view.slot), Ok(true)) {
         return false;
     }
     let same = read_slot(segment.bytes(), view.slot).is_some_and(|now| now.is_same_beat(view));
     let freed = same && claim::vacate(segment.bytes(), view.slot, view.pid);
-    // An error leaves the byte to the kernel, which drops it with this handle.
-    let _ = unlock_byte(segment.file(), offset);
+    segment.locks().unlock_slot(segment.file(), view.slot);
     freed
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn look(has_lock: bool, byte_held: bool, wall_age_us: i64, moved_ago_us: Option<u64>) -> Verdict {
-        judge(Look { has_lock, byte_held, wall_age_us, moved_ago_us, unchanged_us: 0 })
-    }
-
-    #[test]
-    fn a_free_lock_byte_is_death_whatever_the_heartbeat_says() {
-        assert_eq!(look(true, false, 0, Some(0)), Verdict::Dead);
-    }
-
-    #[test]
-    fn a_held_lock_byte_without_movement_is_a_stall() {
-        assert_eq!(look(true, true, 0, Some(3_000_001)), Verdict::Stalled);
-        assert_eq!(look(true, true, 9_000_000, None), Verdict::Stalled);
-    }
-
-    #[test]
-    fn a_clock_step_of_an_hour_kills_nobody_that_was_seen_before() {
-        for age in [3_600_000_000, -3_600_000_000] {
-            assert_eq!(look(true, true, age, Some(400_000)), Verdict::Alive);
-            assert_eq!(look(false, false, age, Some(400_000)), Verdict::Alive);
-        }
-    }
-
-    #[test]
-    fn a_seed_peers_slot_is_freed_only_after_a_long_unchanged_look() {
-        let silent = |wall_age_us, unchanged_us| {
-            judge(Look { has_lock: false, byte_held: false, wall_age_us, moved_ago_us: None, unchanged_us })
-        };
-
-        assert_eq!(silent(9_000_000, SETTLE_US - 1), Verdict::Silent);
-        assert_eq!(silent(9_000_000, SETTLE_US), Verdict::Dead);
-        assert_eq!(silent(-9_000_000, SETTLE_US), Verdict::Dead);
-        assert_eq!(silent(0, SETTLE_US), Verdict::Alive);
-    }
-
-    #[test]
-    fn a_seed_peer_is_judged_by_its_heartbeat_alone() {
-        assert_eq!(look(false, false, 2_900_000, None), Verdict::Alive);
-        assert_eq!(look(false, false, 3_100_000, None), Verdict::Silent);
-        assert_eq!(look(false, false, -600_000, None), Verdict::Silent);
-    }
-}
+mod tests;

@@ -40,6 +40,22 @@ impl SegmentPath {
         &self.hashed
     }
 
+    /// The file whose flock shows that the owner of `slot` lives, where the kernel has no OFD locks.
+    pub(crate) fn slot_file(&self, slot: usize) -> PathBuf {
+        self.beside(&format!(".slot{slot}"))
+    }
+
+    /// The file whose flock is held by whoever creates the segment, where the kernel has no OFD locks.
+    pub(crate) fn init_file(&self) -> PathBuf {
+        self.beside(".init")
+    }
+
+    fn beside(&self, ending: &str) -> PathBuf {
+        let mut name = self.plain.clone().into_os_string();
+        name.push(ending);
+        name.into()
+    }
+
     /// Give an existing segment that has the plain name alone its hashed one too, before it is opened.
     pub(crate) fn adopt_plain(&self) -> io::Result<()> {
         if Identity::at(&self.hashed)?.is_some() || Identity::at(&self.plain)?.is_none() {

@@ -6,25 +6,23 @@
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::time::Duration;
 
-use crate::clock;
 use crate::error::{Error, Result};
+use crate::key::GpuKey;
 use crate::layout::{
-    EXT_HEADER_SIZE, EXT_MAGIC, EXT_OFFSET, EXT_SLOT_STRIDE, EXT_VERSION, INIT_LOCK, MAGIC, SEED_SIZE,
-    SEGMENT_SIZE, SLOT_COUNT_STORED, Segment, VERSION,
+    EXT_HEADER_SIZE, EXT_MAGIC, EXT_OFFSET, EXT_SLOT_STRIDE, EXT_VERSION, MAGIC, SEED_SIZE, SEGMENT_SIZE,
+    SLOT_COUNT_STORED, Segment, VERSION,
 };
 use crate::place::Place;
-use crate::registry::SegmentPath;
+use crate::registry::{LockKind, Locks, SegmentPath, extended};
 use crate::sys::{
-    Identity, LockMode, Mapping, ProcessFile, boot_hash, check_directory, is_symbolic_link, lock_byte,
-    open_or_create, random_u64, unlock_byte,
+    Identity, Mapping, ProcessFile, boot_hash, check_directory, is_symbolic_link, keep_guarding,
+    open_or_create, random_u64,
 };
 
 /// Restarts when the file behind the name is replaced while we open it.
 const RESTARTS_MAX: u32 = 100;
-/// Initialising takes about a millisecond; whoever holds its lock for this long will not let go.
-const INIT_TRIES: u32 = 2000;
+const STUCK: &str = "another process holds the init lock for ever; end it, then try again";
 
 /// A validated segment, mapped for as long as this lives.
 #[derive(Debug)]
@@ -32,6 +30,7 @@ pub(crate) struct MappedSegment {
     file: ProcessFile,
     mapping: Mapping,
     identity: Identity,
+    locks: Locks,
 }
 
 impl MappedSegment {
@@ -39,14 +38,18 @@ impl MappedSegment {
     pub(crate) fn open(place: &Place, path: &SegmentPath) -> Result<Self> {
         for _ in 0..RESTARTS_MAX {
             path.adopt_plain().map_err(|error| unavailable(path.main(), &error))?;
-            let opened = open_or_create(path.main(), place.mode())
+            let file = ProcessFile::open(|| open_or_create(path.main(), place.mode()))
                 .map_err(|error| unavailable(path.main(), &error))?;
-            let file = ProcessFile::new(opened);
-            initialise_locked(&file, path.main())?;
+            let locks =
+                Locks::probe(&file, path, place.mode()).map_err(|error| unavailable(path.main(), &error))?;
+            locks
+                .initialising(&file, || initialise(&file, path.main()))
+                .map_err(|error| unavailable(path.main(), &error))?
+                .ok_or_else(|| reason(path.main(), STUCK.into()))??;
             let identity = Identity::of(&file).map_err(|error| unavailable(path.main(), &error))?;
             let mapping =
                 Mapping::new(&file, SEGMENT_SIZE).map_err(|error| unavailable(path.main(), &error))?;
-            let segment = Self { file, mapping, identity };
+            let segment = Self { file, mapping, identity, locks };
             if segment.still_named(path) {
                 path.link_plain().map_err(|error| unavailable(path.main(), &error))?;
                 return Ok(segment);
@@ -79,36 +82,42 @@ impl MappedSegment {
         &self.file
     }
 
-    /// Whether the file has all its bytes: where it was cut, a look at the mapping raises `SIGBUS`.
+    /// Its name, for messages.
+    pub(crate) fn path(&self) -> &Path {
+        self.locks.path()
+    }
+
+    /// The locks of its slots.
+    pub(crate) fn locks(&self) -> &Locks {
+        &self.locks
+    }
+
+    /// Whether our extension means here what this release thinks: else the seed's part alone is read and written.
+    pub(crate) fn extended(&self) -> bool {
+        extended(self.bytes())
+    }
+
+    /// Whether the file has all its bytes: where it was cut, the mapping may be this process's own zeros.
     pub(crate) fn whole(&self) -> bool {
         Identity::of(&self.file).is_ok_and(|now| now.size >= SEGMENT_SIZE as u64)
     }
 
-    /// Whether the name still leads to this file and the file is still whole: else a store could fault, and
-    /// newcomers meet elsewhere.
+    /// Whether the name still leads to this file and the file is still whole: else newcomers meet elsewhere. Asked at
+    /// each beat, so it also sees to it that a cut until the next one is survived.
     pub(crate) fn still_named(&self, path: &SegmentPath) -> bool {
-        self.whole() && matches!(Identity::at(path.main()), Ok(Some(named)) if named.same_file(self.identity))
+        keep_guarding();
+        let named = matches!(Identity::at(path.main()), Ok(Some(named)) if named.same_file(self.identity));
+        named && self.whole() && self.locks.still_named()
     }
 }
 
-fn initialise_locked(file: &ProcessFile, path: &Path) -> Result<()> {
-    lock_init(file, path)?;
-    let result = initialise(file, path);
-    let unlocked = unlock_byte(file, INIT_LOCK);
-    result?;
-    unlocked.map_err(|error| unavailable(path, &error))
-}
-
-fn lock_init(file: &ProcessFile, path: &Path) -> Result<()> {
-    for _ in 0..INIT_TRIES {
-        if lock_byte(file, INIT_LOCK, LockMode::Exclusive, false)
-            .map_err(|error| unavailable(path, &error))?
-        {
-            return Ok(());
-        }
-        clock::sleep(Duration::from_millis(1));
-    }
-    Err(reason(path, "another process holds the init lock for ever; end it, then try again".into()))
+/// Which locks the segment of a GPU has; `None` when there is no segment.
+///
+/// # Errors
+/// `RegistryUnavailable` when there is one and it cannot be used.
+pub fn lock_kind(place: &Place, key: &GpuKey) -> Result<Option<LockKind>> {
+    let segment = MappedSegment::open_existing(place, &SegmentPath::new(place, key))?;
+    Ok(segment.map(|segment| segment.locks.kind()))
 }
 
 fn initialise(file: &ProcessFile, path: &Path) -> Result<()> {
@@ -148,6 +157,7 @@ fn validate(header: &[u8; 16]) -> std::result::Result<(), String> {
             word(8)
         ));
     }
+    // With more slots the seed's part would reach into ours; with fewer, peers of the seed would not see all of us.
     if word(12) != SLOT_COUNT_STORED {
         return Err(format!(
             "{} slots, this ocgpu knows {SLOT_COUNT_STORED}; use one release everywhere",
@@ -157,10 +167,11 @@ fn validate(header: &[u8; 16]) -> std::result::Result<(), String> {
     Ok(())
 }
 
+/// Write the extension's header where there is none. Another one than ours is a later release's, and left alone.
 fn initialise_extension(file: &ProcessFile) -> io::Result<()> {
     let mut magic = [0_u8; 8];
     file.read_exact_at(&mut magic, EXT_OFFSET)?;
-    if u64::from_le_bytes(magic) == EXT_MAGIC {
+    if magic != [0; 8] {
         return Ok(());
     }
     let mut header = [0_u8; EXT_HEADER_SIZE as usize];

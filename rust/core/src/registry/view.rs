@@ -1,6 +1,9 @@
 //! Reading a slot that its owner writes at the same time.
 
-use crate::layout::{SLOT_COUNT, Segment, flag, turn_flag};
+use crate::layout::{
+    EXT_HEADER_SIZE, EXT_MAGIC, EXT_SLOT_STRIDE, ExtSlot, FEATURES_KNOWN, SLOT_COUNT, SLOT_COUNT_STORED,
+    Segment, flag, turn_flag,
+};
 use crate::registry::name;
 use crate::schedule::weight_milli;
 use crate::sync::Ordering;
@@ -14,6 +17,8 @@ pub(crate) struct SlotView {
     pub(crate) slot: usize,
     pub(crate) pid: u32,
     pub(crate) boot_us: i64,
+    /// With `pid` and `boot_us` the owner's identity; 0 when it knows only the seed's fields.
+    pub(crate) owner_token: u64,
     pub(crate) weight: f32,
     pub(crate) active: bool,
     pub(crate) heartbeat_us: i64,
@@ -29,16 +34,41 @@ pub(crate) struct SlotView {
 }
 
 impl SlotView {
-    /// Whether owner and heartbeat are what they were in `earlier`.
-    pub(crate) fn is_same_beat(&self, earlier: &Self) -> bool {
-        (self.pid, self.boot_us, self.heartbeat_us, self.flags)
-            == (earlier.pid, earlier.boot_us, earlier.heartbeat_us, earlier.flags)
+    /// Whether the owner knows turns and does not ask for the grid.
+    pub(crate) fn takes_turns(&self) -> bool {
+        self.owner_token != 0 && self.flags & flag::GRID == 0
     }
 
-    /// Whether the owner holds the slot's lock byte for as long as it lives.
-    pub(crate) fn has_lock(&self) -> bool {
-        self.flags & flag::HAS_LOCK != 0
+    /// Whether owner, heartbeat and lock are what they were in `earlier`.
+    pub(crate) fn is_same_beat(&self, earlier: &Self) -> bool {
+        let lock = |view: &Self| view.flags & (flag::HAS_LOCK | flag::SLOT_FILE | flag::CLAIMING);
+        self.owner() == earlier.owner()
+            && self.heartbeat_us == earlier.heartbeat_us
+            && lock(self) == lock(earlier)
     }
+
+    /// Who it is: pids are equal in containers and used again, the start tells them apart, and the token tells even a
+    /// claim from the next one by the same process.
+    pub(crate) fn owner(&self) -> (u32, i64, u64) {
+        (self.pid, self.boot_us, self.owner_token)
+    }
+
+    /// Whether the owner is, or died, in the middle of taking the slot.
+    pub(crate) fn claiming(&self) -> bool {
+        self.flags & flag::CLAIMING != 0
+    }
+}
+
+/// Whether the extension is there, has the form that we know and no feature that this release does not know.
+///
+/// Additions raise its version and change nothing here.
+pub(crate) fn extended(segment: &Segment) -> bool {
+    let ext = &segment.ext;
+    ext.magic.load(Ordering::Relaxed) == EXT_MAGIC
+        && ext.feature_incompat.load(Ordering::Relaxed) & !FEATURES_KNOWN == 0
+        && ext.header_size.load(Ordering::Relaxed) == EXT_HEADER_SIZE
+        && ext.slot_stride.load(Ordering::Relaxed) == EXT_SLOT_STRIDE
+        && ext.slot_count.load(Ordering::Relaxed) == SLOT_COUNT_STORED
 }
 
 /// The owner and state of `slot`; `None` when it is free, or changes hands faster than it can be read.
@@ -62,35 +92,46 @@ enum Read {
 }
 
 fn read_once(segment: &Segment, slot: usize) -> Read {
-    let (base, ext) = (&segment.slots[slot], &segment.ext_slots[slot]);
+    let base = &segment.slots[slot];
     // Acquire: pairs with the compare-and-swap of the claim.
     let pid = base.pid.load(Ordering::Acquire);
     if pid == 0 {
         return Read::Free;
     }
     let boot_us = base.boot_us.load(Ordering::Relaxed);
-    // Acquire: pairs with the Release of the token, which is stored after the rest of this half.
-    let token = ext.owner_token.load(Ordering::Acquire);
-    let named = token != 0
-        && ext.owner_pid.load(Ordering::Relaxed) == pid
-        && ext.owner_boot_us.load(Ordering::Relaxed) == boot_us;
+    let ext = ext_of(segment, slot, pid, boot_us);
     let view = SlotView {
         slot,
         pid,
         boot_us,
+        owner_token: ext.map_or(0, |(_, token)| token),
         weight: sane_weight(f32::from_bits(base.weight.load(Ordering::Relaxed))),
         active: base.active.load(Ordering::Relaxed) != 0,
         heartbeat_us: base.heartbeat_us.load(Ordering::Acquire), // Acquire: pairs with the Release of the beat.
         busy_ppm: base.busy_ppm.load(Ordering::Relaxed).min(1_000_000),
         name: name::load(&base.name),
-        flags: if named { ext.flags.load(Ordering::Relaxed) } else { 0 },
-        uid: if named { ext.uid.load(Ordering::Relaxed) } else { 0 },
-        queued: named && ext.turn_flags.load(Ordering::Relaxed) & turn_flag::QUEUED != 0,
-        steps: if named { ext.steps.load(Ordering::Relaxed) } else { 0 },
-        slept_us: if named { ext.slept_us.load(Ordering::Relaxed) } else { 0 },
+        flags: ext.map_or(0, |(ext, _)| ext.flags.load(Ordering::Relaxed)),
+        uid: ext.map_or(0, |(ext, _)| ext.uid.load(Ordering::Relaxed)),
+        queued: ext.is_some_and(|(ext, _)| ext.turn_flags.load(Ordering::Relaxed) & turn_flag::QUEUED != 0),
+        steps: ext.map_or(0, |(ext, _)| ext.steps.load(Ordering::Relaxed)),
+        slept_us: ext.map_or(0, |(ext, _)| ext.slept_us.load(Ordering::Relaxed)),
     };
-    let same = base.pid.load(Ordering::Acquire) == pid && base.boot_us.load(Ordering::Relaxed) == boot_us;
+    let same = base.pid.load(Ordering::Acquire) == pid
+        && base.boot_us.load(Ordering::Relaxed) == boot_us
+        && ext.is_none_or(|(ext, token)| ext.owner_token.load(Ordering::Acquire) == token);
     if same { Read::Owned(view) } else { Read::ChangedHands }
+}
+
+/// The extension's half of a slot and its token, when it is this owner's.
+fn ext_of(segment: &Segment, slot: usize, pid: u32, boot_us: i64) -> Option<(&ExtSlot, u64)> {
+    let ext = &segment.ext_slots[slot];
+    // Acquire: pairs with the Release of the token, which is stored after the rest of this half.
+    let token = ext.owner_token.load(Ordering::Acquire);
+    let claiming = ext.flags.load(Ordering::Relaxed) & flag::CLAIMING != 0;
+    let named = token != 0
+        && ext.owner_pid.load(Ordering::Relaxed) == pid
+        && (claiming || ext.owner_boot_us.load(Ordering::Relaxed) == boot_us);
+    (named && extended(segment)).then_some((ext, token))
 }
 
 /// The weight that the schedule uses, for display: a value from 0.001 to 1000.
@@ -101,4 +142,42 @@ fn sane_weight(weight: f32) -> f32 {
     // What `weight_milli` makes of it.
     debug_assert_eq!(weight_milli(weight), 1000);
     1.0
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::layout::SEGMENT_SIZE;
+    use crate::registry::Sweep;
+    use crate::registry::fixture::Fixture;
+
+    proptest! {
+        #[test]
+        fn any_bytes_read_as_sane_values_at_any_time(
+            bytes in proptest::collection::vec(any::<u8>(), SEGMENT_SIZE),
+            times in proptest::collection::vec((any::<u64>(), any::<i64>()), 3),
+        ) {
+            let fixture = Fixture::new("bytes");
+            let segment = fixture.open();
+            segment.file().write_all_at(&bytes[1600..], 1600).expect("writable");
+            segment.file().write_all_at(&bytes[16..1424], 16).expect("writable");
+            prop_assert!(segment.extended());
+            let mut sweep = Sweep::default();
+
+            for view in (0..SLOT_COUNT).filter_map(|slot| read_slot(segment.bytes(), slot)) {
+                prop_assert!((0.001..=1000.0).contains(&view.weight));
+                prop_assert!(view.busy_ppm <= 1_000_000);
+                prop_assert!(!view.name.contains(char::is_control));
+                prop_assert!(view.owner_token != 0 || view.flags == 0);
+            }
+            for (now_us, wall_us) in times {
+                let verdicts = sweep.look(&segment, Some(3), (now_us, wall_us), true);
+                prop_assert!(verdicts[3].is_some());
+            }
+        }
+    }
 }

@@ -3,22 +3,60 @@
 //! flock and OFD locks belong to the open file description, which a child shares: it would keep a dead parent's locks
 //! alive, and an unlock in the child would free the parent's. So the child closes its copies at once, in a
 //! `pthread_atfork` handler, and unlocks nothing. The handler only reads atomics and calls close(2), both of which are
-//! allowed there (signal-safety(7)).
+//! allowed there (signal-safety(7)). A fork waits for the microseconds between an open and its entry in the table, and
+//! between the end of an entry and the close, so that no child comes with a file that the table does not name.
 #![expect(clippy::disallowed_types, reason = "a signal-safe table is not something that loom could model")]
 
+use std::cell::UnsafeCell;
 use std::fs::File;
+use std::io;
 use std::mem::ManuallyDrop;
 use std::ops::Deref;
 use std::os::fd::AsRawFd;
-use std::sync::atomic::{AtomicI32, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Once, OnceLock};
 
-/// Handles beyond this many stay open in a forked child until it executes another program.
-const WATCHED_MAX: usize = 1024;
-const NONE: i32 = -1;
+use super::table::{Entry, Table};
 
-static WATCHED: [AtomicI32; WATCHED_MAX] = [const { AtomicI32::new(NONE) }; WATCHED_MAX];
+/// Descriptors to close in a child, each raised by one: 0 marks a free place.
+static WATCHED: Table = Table::new();
 static GENERATION: AtomicU32 = AtomicU32::new(0);
+static FORK_LOCK: ForkLock = ForkLock(UnsafeCell::new(libc::PTHREAD_MUTEX_INITIALIZER));
+
+/// Held by whoever forks, and by whoever must not be forked for a moment.
+///
+/// A plain pthread mutex, because the handlers around fork(2) lock and unlock it in different functions.
+struct ForkLock(UnsafeCell<libc::pthread_mutex_t>);
+
+// SAFETY: the mutex is only ever given to the pthread functions, which are made for that.
+unsafe impl Sync for ForkLock {}
+
+impl ForkLock {
+    fn lock(&self) {
+        // SAFETY: statically initialised, never moved, never destroyed.
+        unsafe { libc::pthread_mutex_lock(self.0.get()) };
+    }
+
+    fn unlock(&self) {
+        // SAFETY: locked by this thread, or in a child by the thread that it continues.
+        unsafe { libc::pthread_mutex_unlock(self.0.get()) };
+    }
+}
+
+/// Run `critical` alone, and without a fork of this process in the middle of it. It must be short, must not fork, and
+/// must not come here again.
+pub(super) fn exclusively<T>(critical: impl FnOnce() -> T) -> T {
+    struct Unlock;
+    impl Drop for Unlock {
+        fn drop(&mut self) {
+            FORK_LOCK.unlock();
+        }
+    }
+    watch_forks();
+    FORK_LOCK.lock();
+    let _unlock = Unlock;
+    critical()
+}
 
 /// How many forks lie between the process that loaded this library and this one.
 pub(crate) fn fork_generation() -> u32 {
@@ -32,16 +70,25 @@ pub(crate) fn fork_generation() -> u32 {
 pub(crate) struct ProcessFile {
     file: ManuallyDrop<File>,
     generation: u32,
-    watched: Option<usize>,
+    entry: Entry,
 }
 
 impl ProcessFile {
-    pub(crate) fn new(file: File) -> Self {
-        watch_forks();
-        let watched = WATCHED.iter().position(|entry| {
-            entry.compare_exchange(NONE, file.as_raw_fd(), Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        });
-        Self { file: ManuallyDrop::new(file), generation: fork_generation(), watched }
+    /// Open a file by `open`, between which and the watch for forks there is no fork.
+    pub(crate) fn open(mut open: impl FnMut() -> io::Result<File>) -> io::Result<Self> {
+        loop {
+            let opened: io::Result<_> = exclusively(|| {
+                let file = open()?;
+                Ok(watch(&file).map(|entry| (file, entry)))
+            });
+            match opened? {
+                Some((file, entry)) => {
+                    return Ok(Self { file: ManuallyDrop::new(file), generation: fork_generation(), entry });
+                }
+                // Outside of the lock: an allocator may have a lock of its own around a fork.
+                None => WATCHED.grow(),
+            }
+        }
     }
 
     /// Whether this is a forked child's copy, whose file is closed.
@@ -63,11 +110,11 @@ impl Drop for ProcessFile {
         if self.forked() {
             return;
         }
-        if let Some(index) = self.watched {
-            WATCHED[index].store(NONE, Ordering::Relaxed);
-        }
-        // SAFETY: dropped here and nowhere else; `self` is not used afterwards.
-        unsafe { ManuallyDrop::drop(&mut self.file) };
+        exclusively(|| {
+            self.entry.clear();
+            // SAFETY: dropped here and nowhere else; `self` is not used afterwards.
+            unsafe { ManuallyDrop::drop(&mut self.file) };
+        });
     }
 }
 
@@ -118,21 +165,32 @@ impl<T> Drop for PerProcess<T> {
     }
 }
 
+fn watch(file: &File) -> Option<Entry> {
+    WATCHED.enter(usize::try_from(file.as_raw_fd()).ok()? + 1)
+}
+
 fn watch_forks() {
     static INSTALL: Once = Once::new();
     INSTALL.call_once(|| {
-        // SAFETY: `in_child` only uses atomics and close(2), and stays valid as long as this library is loaded.
-        unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
+        // SAFETY: the handlers only use atomics, the mutex and close(2), and stay valid as long as this library is
+        // loaded.
+        unsafe { libc::pthread_atfork(Some(before_fork), Some(in_parent), Some(in_child)) };
     });
+}
+
+extern "C" fn before_fork() {
+    FORK_LOCK.lock();
+}
+
+extern "C" fn in_parent() {
+    FORK_LOCK.unlock();
 }
 
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
-    for entry in &WATCHED {
-        let fd = entry.swap(NONE, Ordering::Relaxed);
-        if fd != NONE {
-            // SAFETY: the number was registered by its owner, which will not touch it again in this process.
-            unsafe { libc::close(fd) };
-        }
+    for word in WATCHED.drain() {
+        // SAFETY: the number was entered by its owner, which will not touch it again in this process.
+        let _ = i32::try_from(word - 1).map(|fd| unsafe { libc::close(fd) });
     }
+    FORK_LOCK.unlock();
 }

@@ -68,6 +68,17 @@ pub(crate) fn byte_lock_held(file: &File, offset: i64) -> io::Result<Option<Lock
     })
 }
 
+/// Whether the kernel knows OFD locks at all: some sandboxes refuse them. `offset` is any byte.
+pub(crate) fn byte_locks_work(file: &File, offset: i64) -> io::Result<bool> {
+    match byte_lock_held(file, offset) {
+        Ok(_) => Ok(true),
+        Err(error) => match error.raw_os_error() {
+            Some(libc::EINVAL | libc::ENOSYS | libc::EPERM | libc::EOPNOTSUPP) => Ok(false),
+            _ => Err(error),
+        },
+    }
+}
+
 fn byte_lock(kind: i32, offset: i64) -> libc::flock {
     libc::flock {
         l_type: i16::try_from(kind).unwrap_or(i16::MAX),

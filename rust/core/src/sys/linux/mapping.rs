@@ -5,11 +5,17 @@ use std::io;
 use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
+use super::fault::Guard;
+
 /// `length` bytes of a file, mapped shared, readable and writable, until dropped.
+///
+/// Where the file is cut, the bytes turn to zeros that no other process sees.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     length: usize,
+    /// `None` once the mapping ends.
+    guard: Option<Guard>,
 }
 
 // SAFETY: the bytes are shared with other processes anyway; whoever reads them does so through atomics.
@@ -18,7 +24,7 @@ unsafe impl Send for Mapping {}
 unsafe impl Sync for Mapping {}
 
 impl Mapping {
-    /// Map the first `length` bytes. The file must have them: a store past its end raises `SIGBUS`.
+    /// Map the first `length` bytes, at most a page, which is 4,096 bytes or more.
     pub(crate) fn new(file: &File, length: usize) -> io::Result<Self> {
         // SAFETY: a fresh mapping at an address of the kernel's choice aliases no Rust object.
         let address = unsafe {
@@ -34,7 +40,8 @@ impl Mapping {
         if address == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }
-        NonNull::new(address.cast()).map(|start| Self { start, length }).ok_or_else(io::Error::last_os_error)
+        let start = NonNull::new(address.cast()).ok_or_else(io::Error::last_os_error)?;
+        Ok(Self { start, length, guard: Some(Guard::new(address as usize)) })
     }
 
     /// First byte of the mapping; page-aligned, valid for as long as `self` lives.
@@ -45,6 +52,8 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        // First: the address may be another mapping's as soon as ours has ended.
+        self.guard = None;
         // SAFETY: the range is the one that `mmap` returned, and nothing can refer to it after `self`.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.length) };
     }

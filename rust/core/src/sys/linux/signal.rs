@@ -73,13 +73,16 @@ pub(crate) struct Event(ProcessFile);
 
 impl Event {
     pub(crate) fn new() -> io::Result<Self> {
-        // SAFETY: a plain system call without pointers.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd == -1 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor was made by the call above and has no other owner.
-        Ok(Self(ProcessFile::new(unsafe { File::from_raw_fd(fd) })))
+        let open = || {
+            // SAFETY: a plain system call without pointers.
+            let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+            if fd == -1 {
+                return Err(io::Error::last_os_error());
+            }
+            // SAFETY: the descriptor was made by the call above and has no other owner.
+            Ok(unsafe { File::from_raw_fd(fd) })
+        };
+        ProcessFile::open(open).map(Self)
     }
 
     /// Make it readable. Cannot block, and there is nobody to tell of a failure.
