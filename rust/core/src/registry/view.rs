@@ -135,3 +135,41 @@ fn sane_weight(weight: f32) -> f32 {
     debug_assert_eq!(weight_milli(weight), 1000);
     1.0
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::FileExt;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::layout::SEGMENT_SIZE;
+    use crate::registry::Sweep;
+    use crate::registry::fixture::Fixture;
+
+    proptest! {
+        #[test]
+        fn any_bytes_read_as_sane_values_at_any_time(
+            bytes in proptest::collection::vec(any::<u8>(), SEGMENT_SIZE),
+            times in proptest::collection::vec((any::<u64>(), any::<i64>()), 3),
+        ) {
+            let fixture = Fixture::new("bytes");
+            let segment = fixture.open();
+            segment.file().write_all_at(&bytes[1600..], 1600).expect("writable");
+            segment.file().write_all_at(&bytes[16..1424], 16).expect("writable");
+            prop_assert!(segment.extended());
+            let mut sweep = Sweep::default();
+
+            for view in (0..SLOT_COUNT).filter_map(|slot| read_slot(segment.bytes(), slot)) {
+                prop_assert!((0.001..=1000.0).contains(&view.weight));
+                prop_assert!(view.busy_ppm <= 1_000_000);
+                prop_assert!(!view.name.contains(char::is_control));
+                prop_assert!(view.owner_token != 0 || view.flags == 0);
+            }
+            for (now_us, wall_us) in times {
+                let verdicts = sweep.look(&segment, Some(3), (now_us, wall_us), true);
+                prop_assert!(verdicts[3].is_some());
+            }
+        }
+    }
+}
