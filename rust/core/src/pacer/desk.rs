@@ -50,6 +50,8 @@ pub(crate) struct OwnTurn {
     pub(crate) ending: bool,
     /// When we began to wait.
     pub(crate) waiting_since_us: Option<u64>,
+    /// After how long the turn that we wait for may be over.
+    pub(crate) look_again_us: u64,
     /// The last look found the grid in force.
     pub(crate) in_grid: bool,
 }

@@ -14,10 +14,12 @@ use crate::sys::sleep_on;
 use super::company::Schedule;
 use super::desk::{Desk, move_on};
 use super::member::{Member, Seat, State};
-use super::turn::{LOOK_AGAIN, Place};
+use super::turn::Place;
 
 /// Longest sleep towards a window without another look: one period at most, so that a clock step oversleeps nobody.
 const WINDOW_LOOK_AGAIN_US: u64 = 400_000;
+/// Shortest sleep between two looks at a turn.
+const LOOK_AGAIN_LEAST_US: u64 = 500;
 /// A peer without a slot sleeps this many times the length of its step: as if it had the smallest share, 10 %.
 const OBSERVER_FACTOR: u64 = 9;
 /// But no longer than this.
@@ -293,10 +295,10 @@ impl Member {
         } else if self.take_turn(&place, desk, clock::monotonic_us()) {
             Duration::ZERO
         } else {
-            LOOK_AGAIN
+            Duration::from_micros(desk.turn.look_again_us.max(LOOK_AGAIN_LEAST_US))
         };
         let word = seat.segment.clone().filter(|_| seat.claim.is_some_and(|claim| claim.extended()));
-        (!span.is_zero()).then(|| (word, place.slot, seen, span))
+        (!span.is_zero()).then_some((word, place.slot, seen, span))
     }
 
     fn window_wait_us(&self, place: &Place<'_>) -> u64 {

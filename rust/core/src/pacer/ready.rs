@@ -6,14 +6,17 @@
 
 use std::sync::Arc;
 use std::thread;
+use std::time::Duration;
 
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU32, Ordering};
 use crate::sys::Event;
 
 use super::member::Member;
-use super::turn::LOOK_AGAIN;
+use super::turn::LOOK_AGAIN_US;
 
+/// How often the thread looks whether the wait was ended.
+const LOOK_AGAIN: Duration = Duration::from_micros(LOOK_AGAIN_US);
 /// The thread makes a few calls, nothing deep.
 const STACK_BYTES: usize = 128 * 1024;
 

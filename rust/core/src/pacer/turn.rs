@@ -4,8 +4,6 @@
 //! one that comes too late fails. Whoever waits sleeps on a word of its own slot and looks again every 20 ms, so that no
 //! lost wake-up and no dead neighbour holds it longer.
 
-use std::time::Duration;
-
 use crate::layout::{ExtSlot, SLOT_COUNT, Segment, flag, turn_flag};
 use crate::registry::{MappedSegment, owner_is_gone};
 use crate::schedule::{Round, believed_turn_limit_us};
@@ -17,9 +15,9 @@ use super::desk::Desk;
 use super::member::Member;
 
 /// Longest sleep of a waiter between two looks.
-pub(crate) const LOOK_AGAIN: Duration = Duration::from_millis(20);
-/// A peer that was given the turn and has not taken it after this long is passed over.
-const TAKE_US: u64 = 20_000;
+pub(crate) const LOOK_AGAIN_US: u64 = 20_000;
+/// A peer that was given the turn and has not taken it after this long, more than one look, is passed over.
+const TAKE_US: u64 = 30_000;
 /// Tries at a token that changes under our hands, before waiting is the better idea.
 const TRIES_MAX: u32 = 16;
 
@@ -185,6 +183,7 @@ impl Member {
 
     /// Wait in the queue; whoever does comes back at least every `LOOK_AGAIN`.
     pub(crate) fn queue(&self, place: &Place<'_>, desk: &mut Desk, now_us: u64) -> bool {
+        desk.turn.look_again_us = LOOK_AGAIN_US;
         self.end_turn_if_due(place, desk, now_us);
         if word::holder(place.token()) == Some(place.slot) {
             // Ours still, because another thread is in the middle of a unit: no time to ask for the next one.
@@ -217,6 +216,7 @@ impl Member {
             (false, false) => u64::from(believed_turn_limit_us(ext.turn_limit_us.load(Ordering::Relaxed))),
         };
         if still_us < limit_us && !(still_us > 0 && owner_is_gone(place.segment, holder)) {
+            desk.turn.look_again_us = limit_us.saturating_sub(still_us).min(LOOK_AGAIN_US);
             return;
         }
         if !place.pass(token, round.next_after(holder)) {

@@ -6,6 +6,9 @@ use crate::layout::SLOT_COUNT;
 
 use super::meter::ACTIVITY_WINDOW_US;
 
+/// Time between two looks that counts: what kept us from looking for longer may have kept the holder from moving too.
+const GLANCE_MAX_US: u64 = 25_000;
+
 /// What was last seen of one peer.
 #[derive(Debug, Clone, Copy, Default)]
 struct Seen {
@@ -27,7 +30,8 @@ pub(crate) struct Watch {
 struct Stare {
     word: u64,
     progress: u32,
-    since_us: u64,
+    looked_us: u64,
+    still_us: u64,
 }
 
 impl Watch {
@@ -55,12 +59,16 @@ impl Watch {
         self.seen[slot].suspect = Some(words);
     }
 
-    /// For how long the token has stood at `word` without progress of its holder.
+    /// For how long the token has stood at `word` without progress of its holder, as far as we were awake to see it.
     pub(crate) fn still_us(&mut self, word: u64, progress: u32, now_us: u64) -> u64 {
-        if (self.stare.word, self.stare.progress) != (word, progress) {
-            self.stare = Stare { word, progress, since_us: now_us };
+        let stare = &mut self.stare;
+        if (stare.word, stare.progress) == (word, progress) {
+            stare.still_us += now_us.saturating_sub(stare.looked_us).min(GLANCE_MAX_US);
+            stare.looked_us = now_us;
+        } else {
+            *stare = Stare { word, progress, looked_us: now_us, still_us: 0 };
         }
-        now_us.saturating_sub(self.stare.since_us)
+        stare.still_us
     }
 }
 
@@ -99,5 +107,13 @@ mod tests {
         assert_eq!(watch.still_us(5, 1, 21_000), 20_000);
         assert_eq!(watch.still_us(5, 2, 22_000), 0);
         assert_eq!(watch.still_us(6, 2, 23_000), 0);
+    }
+
+    #[test]
+    fn a_waiter_that_was_stopped_itself_does_not_hold_that_against_the_holder() {
+        let mut watch = Watch::default();
+        watch.still_us(5, 1, 0);
+
+        assert_eq!(watch.still_us(5, 1, 9_000_000), GLANCE_MAX_US);
     }
 }

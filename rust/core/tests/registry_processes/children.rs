@@ -7,7 +7,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 
-use ocgpu_core::{GpuKey, Pacer, Place, Settings, Share};
+use ocgpu_core::{GpuKey, Pacer, Place, Schedule, Settings, Share};
 
 const ROLE: &str = "OCGPU_TEST_CHILD_ROLE";
 const DIRECTORY: &str = "OCGPU_TEST_CHILD_DIR";
@@ -61,7 +61,15 @@ pub(crate) fn key() -> GpuKey {
 
 pub(crate) fn join(directory: &Path, name: &str) -> Pacer {
     let place = place(directory);
-    Pacer::join(Settings { key: key(), place, weight: 1.0, name: name.into(), gated: true }).expect("a place")
+    Pacer::join(Settings {
+        key: key(),
+        place,
+        weight: 1.0,
+        name: name.into(),
+        gated: true,
+        schedule: Schedule::Turn,
+    })
+    .expect("a place")
 }
 
 /// A child process, which ends with this value.

@@ -14,13 +14,9 @@ pub(crate) fn compute(directory: &Path) {
     let pacer = join(directory, "computes");
     say("joined");
     loop {
-        let mut wait_us = pacer.arrive();
-        let waited = wait_us > 0;
-        while wait_us > 0 {
-            wait_us = pacer.wait(Duration::from_millis(1));
-        }
-        if waited {
-            pacer.begin(0);
+        let mut begun = pacer.arrive();
+        while !begun {
+            begun = pacer.wait(Duration::from_millis(1));
         }
         pacer.done();
     }

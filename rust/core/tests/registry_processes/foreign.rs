@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-use ocgpu_core::{Error, Pacer, Settings};
+use ocgpu_core::{Error, Pacer, Schedule, Settings};
 
 use crate::children::{Played, Scratch, join, key, place, say};
 
@@ -27,6 +27,7 @@ fn attempt(directory: &Path) -> Result<Pacer, Error> {
         weight: 1.0,
         name: "ours".into(),
         gated: true,
+        schedule: Schedule::Turn,
     })
 }
 
