@@ -133,12 +133,6 @@ class Sharer:
     def steps(self) -> int:
         return int(self._reports[-1]["steps"])
 
-    def rate(self, seconds: float) -> float:
-        """Steps a second over a span that begins with the next report."""
-        first = self._next_report(self._reports[-1]["t"])
-        last = self._next_report(first["t"] + seconds, watchdog=seconds + 20)
-        return float((last["steps"] - first["steps"]) / (last["t"] - first["t"]))
-
     def snapshot(self) -> dict[str, Any]:
         """What the worker's own pacer sees now."""
         seen = len(self._snapshots)
@@ -168,10 +162,6 @@ class Sharer:
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             pipe.close()
-
-    def _next_report(self, after: float, watchdog: float = 20) -> dict[str, Any]:
-        wait_until(lambda: self._reports[-1]["t"] > after, watchdog, "the worker's next report")
-        return next(report for report in self._reports if report["t"] > after)
 
     def _read(self) -> None:
         assert self.process.stdout is not None

@@ -12,6 +12,7 @@ from tests.traces import (
     recovery,
     releases,
     stalls,
+    waiting,
     work,
 )
 
@@ -26,6 +27,14 @@ def test_work_counts_the_part_of_a_step_that_lies_in_the_span() -> None:
     assert work(one, 0.5, 3.0) == pytest.approx(50 + 50)
     assert work(one, 0.0, 5.0) == pytest.approx(300)
     assert work(one, 1.0, 2.0) == 0.0
+
+
+def test_waiting_is_the_part_of_a_span_between_asking_and_beginning() -> None:
+    one = trace((0.0, 0.0, 1.0, 1), (1.0, 3.0, 4.0, 1), (4.0, 6.0, 7.0, 1))
+
+    assert waiting(one, 0.0, 4.0) == pytest.approx(0.5)
+    assert waiting(one, 2.0, 4.0) == pytest.approx(0.5)
+    assert waiting(one, 6.0, 7.0) == 0.0
 
 
 def test_a_stall_reaches_from_one_end_of_a_step_to_the_next() -> None:

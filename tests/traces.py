@@ -4,7 +4,17 @@ import math
 from bisect import bisect_left, bisect_right
 from typing import Any, NamedTuple
 
-__all__ = ["Step", "Trace", "hand_overs", "percentile", "recovery", "releases", "stalls", "work"]
+__all__ = [
+    "Step",
+    "Trace",
+    "hand_overs",
+    "percentile",
+    "recovery",
+    "releases",
+    "stalls",
+    "waiting",
+    "work",
+]
 
 
 class Step(NamedTuple):
@@ -38,6 +48,17 @@ def work(trace: Trace, start: float, end: float) -> float:
         inside = min(step.ended, end) - max(step.began, start)
         done += step.size * inside / (step.ended - step.began)
     return done
+
+
+def waiting(trace: Trace, start: float, end: float) -> float:
+    """The part of a span that was spent in `step()`.
+
+    Unlike a rate it does not waver with the neighbours of the core: one alone never waits.
+    """
+    spent = 0.0
+    for step in trace.steps:
+        spent += max(0.0, min(step.began, end) - max(step.asked, start))
+    return spent / (end - start)
 
 
 def stalls(trace: Trace, start: float, end: float) -> list[float]:
