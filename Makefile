@@ -6,7 +6,8 @@ PYTHON ?= python3
 BIN := .venv/bin
 SCRIPTS := .github/scripts
 PYTEST_WORKERS ?= 4
-.PHONY: help setup dev demo test test-rust test-python test-contended bench stubs stubs-check lint format wheels-check lock ci audit clean
+SHARE ?= --json target/bench-share.json
+.PHONY: help setup dev demo test test-rust test-python test-contended bench bench-share stubs stubs-check lint format wheels-check lock ci audit clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -35,6 +36,9 @@ test-contended: dev ## tests that need a core for themselves, one after the othe
 
 bench: dev ## all benchmarks, each beside its floor or a peer in the same run
 	$(BIN)/pytest benches --benchmark-enable --benchmark-only -p no:xdist -o python_files='bench_*.py' -o timeout=0
+
+bench-share: dev ## how one contended core is shared, schedule beside schedule (about 30 min; SHARE="--quick" for less)
+	$(BIN)/python -m benches.sharing $(SHARE)
 
 stubs: setup ## generate python/ocgpu/_ocgpu.pyi from the Rust code
 	$(SCRIPTS)/stubs.sh

@@ -1,17 +1,45 @@
-"""The seed's gates G1 and G2, with real processes."""
+"""How the processes of one GPU share it, with real processes on one contended core."""
 
-import os
+import signal
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from ocgpu.pacer import peers
-from ocgpu.simulators.gpu_worker import step_bytes
-from tests.sharers import Sharer, rates, sharers
+from tests.sharers import Device, Peer, Sharer, has_schedule, settle, sharers, shares, targets
+from tests.traces import waiting
 from tests.waiting import wait_until
 
 STEP_BYTES = str(64 * 1024)
+MEASURED_S = 5.0
+SPLITS = {
+    "2:1, 8 ms": [Peer(2, 8), Peer(1, 8)],
+    "1:1, 8 ms": [Peer(1, 8), Peer(1, 8)],
+    "2:1:1, 8 ms": [Peer(2, 8), Peer(1, 8), Peer(1, 8)],
+    "4:1, 8 ms": [Peer(4, 8), Peer(1, 8)],
+    "1x8, 8 ms": [Peer(1, 8)] * 8,
+    "1:1, 8 and 30 ms": [Peer(1, 8), Peer(1, 30)],
+    "2:1, 8 and 30 ms": [Peer(2, 8), Peer(1, 30)],
+    "2:1, 30 and 8 ms": [Peer(2, 30), Peer(1, 8)],
+    "4:1, 8 and 30 ms": [Peer(4, 8), Peer(1, 30)],
+    "1:1, decode and prefill": [Peer(1, 8), Peer(1, 8, prefill_ms=300, steps=60)],
+}
+EQUAL = ("2:1, 8 ms", "1:1, 8 ms")
+
+
+@pytest.fixture
+def device() -> Iterator[Device]:
+    with Device() as device:
+        yield device
+
+
+@pytest.fixture
+def turn(gpu_dir: Path, gpu_key: str) -> str:
+    if not has_schedule("turn"):
+        pytest.xfail("this build has no `turn` schedule")
+    return "turn"
 
 
 def shares_of_others(sharer: Sharer) -> dict[str, float]:
@@ -20,6 +48,14 @@ def shares_of_others(sharer: Sharer) -> dict[str, float]:
         for peer in sharer.snapshot()["peers"]
         if peer["active"] and peer["alive"]
     }
+
+
+def split(device: Device, members: list[Peer], schedule: str) -> list[float]:
+    """The measured share of each peer while all of them have work."""
+    with sharers(*device.commands(members, schedule)) as workers:
+        settle(workers)
+        assert {worker.snapshot()["schedule"] for worker in workers} == {schedule}
+        return shares(workers, MEASURED_S)
 
 
 @pytest.mark.usefixtures("gpu_dir", "gpu_key")
@@ -56,49 +92,141 @@ def test_a_killed_process_is_gone_from_the_others_view_within_3_seconds() -> Non
         wait_until(lambda: len(peers().peers) == 1, 3, "the dead peer's slot to be freed")
 
 
-@pytest.mark.contended
-@pytest.mark.timeout(120)
 @pytest.mark.usefixtures("gpu_dir", "gpu_key")
-def test_two_to_one_splits_a_contended_core_two_to_one_within_20_percent() -> None:
-    core = str(max(os.sched_getaffinity(0)))
-    size = str(step_bytes(0.009))
-    lines = [
-        ["--name", name, "--weight", weight, "--core", core, "--step-bytes", size]
-        for name, weight in (("two", "2"), ("one", "1"))
-    ]
-
-    with sharers(*lines) as (two, one):
-        two.tell("work")
-        one.tell("work")
-        wait_until(lambda: shares_of_others(one) == {"two": 66.6666}, 10)
-        fast, slow = rates([two, one], 6.0)
-
-    assert fast / slow == pytest.approx(2.0, rel=0.2)
-
-
-@pytest.mark.contended
-@pytest.mark.timeout(120)
-@pytest.mark.usefixtures("gpu_dir", "gpu_key")
-def test_the_survivor_is_back_at_its_solo_speed_within_2_seconds_of_the_others_idling() -> None:
-    core = str(max(os.sched_getaffinity(0)))
-    size = str(step_bytes(0.009))
-    lines = [["--name", name, "--core", core, "--step-bytes", size] for name in ("a", "b")]
-
-    with sharers(*lines) as (a, b):
+def test_a_worker_that_hangs_makes_no_step_and_keeps_its_heartbeat() -> None:
+    with sharers(["--name", "a", "--step-bytes", STEP_BYTES]) as (a,):
         a.tell("work")
-        solo = a.rate(3.0)
-        b.tell("work")
-        wait_until(lambda: shares_of_others(a) == {"b": 50.0}, 10)
-        shared = a.rate(2.0)
-        b.tell("idle")
-        deadline = time.monotonic() + 2.0
-        wait_until(lambda: time.monotonic() >= deadline)
-        again = a.rate(3.0)
+        wait_until(lambda: a.steps() > 0, 10)
 
-    # Neighbours on a shared machine make the solo speed itself waver; half of it would be no
-    # release at all.
-    assert shared < 0.75 * solo
-    assert again > 0.8 * solo
+        a.hang()
+        steps = len(a.trace().steps)
+        heartbeat = peers().peers[0]
+
+        assert steps == 0, "without `--trace` nothing is kept"
+        assert heartbeat.alive
+        seen = a.steps()
+        wait_until(lambda: peers().peers[0].heartbeat_age_ms < heartbeat.heartbeat_age_ms, 10)
+        assert a.steps() == seen
+
+
+@pytest.mark.contended
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("case", SPLITS)
+def test_turns_split_a_contended_core_by_weight_within_20_percent(
+    device: Device, turn: str, case: str
+) -> None:
+    measured = split(device, SPLITS[case], turn)
+
+    assert measured == pytest.approx(targets(SPLITS[case]), rel=0.2)
+
+
+@pytest.mark.contended
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("case", ["1:1, 8 and 30 ms", "1:1, decode and prefill"])
+def test_turns_split_a_queue_by_weight_within_20_percent(
+    gpu_dir: Path, turn: str, case: str
+) -> None:
+    with Device(gpu_dir / "queue") as device:
+        measured = split(device, SPLITS[case], turn)
+
+    assert measured == pytest.approx(targets(SPLITS[case]), rel=0.2)
+
+
+@pytest.mark.contended
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("gpu_dir", "gpu_key")
+@pytest.mark.parametrize("case", EQUAL)
+def test_the_grid_splits_equal_short_steps_by_weight_within_20_percent(
+    device: Device, case: str
+) -> None:
+    measured = split(device, SPLITS[case], "grid")
+
+    assert measured == pytest.approx(targets(SPLITS[case]), rel=0.2)
+
+
+@pytest.mark.contended
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("gpu_dir", "gpu_key")
+def test_the_grid_gives_the_longer_steps_more_than_their_share_on_a_sliced_core(
+    device: Device,
+) -> None:
+    # A window ends with the step that is under way: why there is a schedule of turns.
+    _, longer = split(device, SPLITS["2:1, 8 and 30 ms"], "grid")
+
+    assert longer > 1 / 3 * 1.2
+
+
+@pytest.mark.contended
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("gpu_key")
+def test_the_grid_gives_the_longer_steps_more_than_their_share_on_a_queue(gpu_dir: Path) -> None:
+    with Device(gpu_dir / "queue") as device:
+        _, longer = split(device, SPLITS["1:1, 8 and 30 ms"], "grid")
+
+    assert longer > 1 / 2 * 1.2
+
+
+@pytest.mark.contended
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("gpu_dir", "gpu_key")
+def test_who_stays_waits_for_nobody_2_seconds_after_the_other_has_idled(device: Device) -> None:
+    with sharers(*device.commands([Peer(1, 8), Peer(1, 8)], "grid")) as (a, b):
+        settle([a, b])
+        shared = waits(a, time.monotonic())
+        b.tell("idle")
+        again = waits(a, time.monotonic() + 2.0)
+
+    assert shared > 0.3
+    assert again < 0.2
+
+
+def kill(sharer: Sharer) -> None:
+    sharer.process.kill()
+
+
+def stop(sharer: Sharer) -> None:
+    sharer.process.send_signal(signal.SIGSTOP)
+
+
+def hang(sharer: Sharer) -> None:
+    sharer.hang()
+
+
+@pytest.mark.contended
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("fault", [kill, stop, hang])
+def test_in_turns_the_survivor_of_a_fault_waits_for_nobody_2_seconds_later(
+    device: Device, turn: str, fault: Callable[[Sharer], None]
+) -> None:
+    with sharers(*device.commands([Peer(1, 8), Peer(1, 8)], turn)) as (a, b):
+        settle([a, b])
+        shared = waits(a, time.monotonic())
+        fault(b)
+        again = waits(a, time.monotonic() + 2.0)
+
+    assert shared > 0.3
+    assert again < 0.2
+
+
+@pytest.mark.contended
+@pytest.mark.timeout(120)
+def test_in_turns_a_continued_process_has_its_share_again(device: Device, turn: str) -> None:
+    with sharers(*device.commands([Peer(1, 8), Peer(1, 8)], turn)) as (a, b):
+        settle([a, b])
+        stop(b)
+        alone = waits(a, time.monotonic() + 2.0)
+
+        b.process.send_signal(signal.SIGCONT)
+        settle([a, b])
+        measured = shares([a, b], MEASURED_S)
+
+    assert alone < 0.2
+    assert measured == pytest.approx([0.5, 0.5], rel=0.2)
+
+
+def waits(sharer: Sharer, moment: float) -> float:
+    """The part of the second after a moment that a worker waited; less than 0.2 is 80 % of solo."""
+    return waiting(sharer.trace(until=moment + 1.0), moment, moment + 1.0)
 
 
 @pytest.mark.usefixtures("gpu_key")

@@ -1,0 +1,1 @@
+"""How a contended core is split, schedule beside schedule: `python -m benches.sharing`."""
