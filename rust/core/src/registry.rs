@@ -13,7 +13,7 @@ mod locks;
 mod name;
 mod path;
 mod segment;
-pub(crate) mod steps;
+mod steps;
 mod view;
 
 pub(crate) use claim::{Claim, Owner};
@@ -23,4 +23,5 @@ pub(crate) use locks::{Liveness, Locks};
 pub(crate) use path::SegmentPath;
 pub(crate) use segment::MappedSegment;
 pub use segment::lock_kind;
+pub(crate) use steps::ClockWatch;
 pub(crate) use view::{SlotView, extended, read_slot};

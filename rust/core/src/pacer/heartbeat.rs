@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::clock;
 use crate::error::{Error, Result};
-use crate::registry::Sweep;
+use crate::registry::{ClockWatch, Sweep};
 
 use super::member::{BusyWindow, Member};
 
@@ -40,6 +40,7 @@ impl Beat {
 pub(crate) fn start(member: Arc<Member>, beat: Arc<Beat>) -> Result<JoinHandle<()>> {
     let run = move || {
         let (mut sweep, mut busy) = (Sweep::default(), BusyWindow::default());
+        let mut watch = ClockWatch::default();
         let mut next_us = clock::monotonic_us() + PERIOD_US;
         loop {
             let left = Duration::from_micros(next_us.saturating_sub(clock::monotonic_us()));
@@ -47,7 +48,8 @@ pub(crate) fn start(member: Arc<Member>, beat: Arc<Beat>) -> Result<JoinHandle<(
             if !beat.sleep(span) {
                 return;
             }
-            if clock::monotonic_us() >= next_us {
+            let stepped = watch.stepped(clock::monotonic_us(), clock::wall_us());
+            if stepped || clock::monotonic_us() >= next_us {
                 member.beat(&mut busy);
                 next_us = clock::monotonic_us() + PERIOD_US;
             }

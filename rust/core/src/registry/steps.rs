@@ -1,5 +1,4 @@
 //! Noticing that the wall clock was set.
-#![cfg_attr(not(test), expect(dead_code, reason = "for the heartbeat, which does not ask yet"))]
 
 /// How far wall time and monotonic time may drift apart between two readings before that counts as a step.
 const STEP_US: u64 = 50_000;
