@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ocgpu.pacer import peers
-from tests.sharers import Device, Peer, Sharer, has_schedule, settle, sharers, shares, targets
+from tests.sharers import Device, Peer, Sharer, settle, sharers, shares, targets
 from tests.traces import waiting
 from tests.waiting import wait_until
 
@@ -37,8 +37,6 @@ def device() -> Iterator[Device]:
 
 @pytest.fixture
 def turn(gpu_dir: Path, gpu_key: str) -> str:
-    if not has_schedule("turn"):
-        pytest.xfail("this build has no `turn` schedule")
     return "turn"
 
 
