@@ -174,7 +174,7 @@ def test_who_stays_waits_for_nobody_2_seconds_after_the_other_has_idled(device: 
         b.tell("idle")
         again = waits(a, time.monotonic() + 2.0)
 
-    assert shared > 0.3
+    assert shared > 0.1
     assert again < 0.2
 
 
@@ -202,7 +202,7 @@ def test_in_turns_the_survivor_of_a_fault_waits_for_nobody_2_seconds_later(
         fault(b)
         again = waits(a, time.monotonic() + 2.0)
 
-    assert shared > 0.3
+    assert shared > 0.1
     assert again < 0.2
 
 
@@ -223,7 +223,11 @@ def test_in_turns_a_continued_process_has_its_share_again(device: Device, turn: 
 
 
 def waits(sharer: Sharer, moment: float) -> float:
-    """The part of the second after a moment that a worker waited; less than 0.2 is 80 % of solo."""
+    """The part of the second after a moment that a worker waited; less than 0.2 is 80 % of solo.
+
+    Neighbours on the core stretch the steps and so shrink the part, never below that of one alone,
+    which waits for nobody.
+    """
     return waiting(sharer.trace(until=moment + 1.0), moment, moment + 1.0)
 
 
