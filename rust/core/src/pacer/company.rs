@@ -196,3 +196,6 @@ fn published_want(ext: &ExtSlot) -> Option<Want> {
 fn published_weight(segment: &Segment, slot: usize) -> u32 {
     weight_milli(f32::from_bits(segment.slots[slot].weight.load(Ordering::Relaxed)))
 }
+
+#[cfg(test)]
+mod tests;
