@@ -273,6 +273,18 @@ fn run_ungated(scenario: &Scenario, rule: Ungated) -> Outcome {
     scenario.run(&kinds, rule, 1, SECONDS)
 }
 
+#[test]
+fn beside_an_ungated_peer_the_grid_leaves_short_steps_more_than_turns_that_are_waited_out() {
+    let scenarios = ungated();
+    for scenario in [0, 1, 4].map(|index| &scenarios[index]) {
+        let (grid, turn) =
+            (run_ungated(scenario, Ungated::OnGrid), run_ungated(scenario, Ungated::WaitedOut));
+
+        assert!(grid.shares_ppm[0] > turn.shares_ppm[0], "{}: {grid:?} {turn:?}", scenario.name);
+        assert!(grid.longest_gap_us <= turn.longest_gap_us + 1000, "{}: {grid:?} {turn:?}", scenario.name);
+    }
+}
+
 #[expect(clippy::print_stdout, reason = "the table is what this is run for")]
 fn print_row(name: &str, policy: &str, outcome: &Outcome) {
     let percent = |ppm: u64| format!("{}.{}", ppm / PERCENT, ppm % PERCENT * 10 / PERCENT);

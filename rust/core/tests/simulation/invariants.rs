@@ -2,9 +2,10 @@
 
 use super::Kind;
 use super::peer::{Position, State};
-use super::turns::LOOK_US;
 use super::world::World;
 
+/// A waiter looks again after this long at the latest.
+const LOOK_US: u64 = 20_000;
 /// Sleepers oversleep by no more than this.
 const OVERSLEEP_US: u64 = 2000;
 /// Longest silence of a holder of whom nothing else is known; see `turn_limit_us`.

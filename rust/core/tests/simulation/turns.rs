@@ -8,7 +8,7 @@ use super::world::{Gate, World};
 use super::{Kind, Ungated};
 
 /// A waiter looks again after this long at the latest.
-pub(crate) const LOOK_US: u64 = 20_000;
+const LOOK_US: u64 = 20_000;
 /// Who was given a turn and has not begun after this long does not come.
 const BEGIN_WITHIN_US: u64 = 15_000;
 /// The kernel drops a killed process's lock after about this long.
