@@ -214,6 +214,27 @@ fn a_stopped_peer_costs_one_turn_limit_and_comes_back_to_its_share() {
 }
 
 #[test]
+fn three_of_four_go_on_with_their_shares_when_the_fourth_falls() {
+    let scenario = Scenario::new("2:1:1:1, 8 ms", &[2, 1, 1, 1], &steady(&[8]));
+    for fault in [Fault::Kill, Fault::Stop, Fault::Hang] {
+        for phase in 0..6 {
+            let at_us = 5_000_000 + 34_000 * phase;
+            let mut world = scenario.world(Kind::Turn, 3, 3_000_000);
+            world.plan(at_us, 3, fault);
+            world.run_until(at_us + 10_000_000);
+
+            let rates =
+                [0, 1, 2].map(|slot| ends_between(&world, slot, at_us + 5_000_000, at_us + 10_000_000).len());
+            let waits = [0, 1, 2].map(|slot| world.peers[slot].tally.longest_wait_us);
+            let once_us = scenario.wait_bound_us(&[8000]) + 100_000;
+            assert!((290..=304).contains(&rates[0]), "{fault:?} {phase}: {rates:?}");
+            assert!(rates[1..].iter().all(|rate| (143..=154).contains(rate)), "{fault:?} {phase}: {rates:?}");
+            assert!(waits.iter().all(|wait| *wait <= once_us * 105 / 100), "{fault:?} {phase}: {waits:?}");
+        }
+    }
+}
+
+#[test]
 fn a_hung_peer_costs_one_turn_limit_although_its_heart_beats() {
     let (rate, stall_us, late) = after(Kind::Turn, &[(0, Fault::Hang)]);
 
