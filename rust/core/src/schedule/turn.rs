@@ -15,9 +15,13 @@ use crate::schedule::{PPM, Roster, period_of_window_us};
 pub const DEBT_MAX_US: i64 = 1_000_000;
 /// Virtual times are kept within this distance of zero, so that no sum overflows.
 const V_MAX_US: i64 = 1 << 60;
+/// Who enters does so within this distance of zero, so that the times have room to grow even after somebody wrote the
+/// largest.
+const V_ENTER_MAX_US: i64 = V_MAX_US / 2;
 /// Added per peer to the natural round: a hand-over and a look.
 const HANDOVER_US: u64 = 1000;
-/// A turn is not begun anew but ends when it used this much of its quantum, whatever the virtual times say.
+/// A turn ends when it used this much of its quantum and somebody waits who used less, or whatever the virtual times say
+/// when a waiter would be overdue.
 const STRETCH_PERCENT: u64 = 125;
 /// After this many percent of a natural round a waiter is overdue: it gets a step whatever it owes.
 const OVERDUE_PERCENT: u64 = 125;
@@ -157,9 +161,10 @@ impl Round {
         others[slot] = None;
         let others = Self::new(&others);
         if others.is_empty() {
-            return (own.v_us.max(latest_us.clamp(-V_MAX_US, V_MAX_US)), false);
+            let latest = latest_us.max(own.v_us);
+            return (latest.clamp(-V_ENTER_MAX_US, V_ENTER_MAX_US), false);
         }
-        let mean = others.mean_v_us;
+        let mean = others.mean_v_us.clamp(-V_ENTER_MAX_US, V_ENTER_MAX_US);
         let entered = own.v_us.max(mean.saturating_sub(self.half_turn_us(slot)));
         (entered.min(mean.saturating_add(DEBT_MAX_US)), own.v_us <= mean)
     }
@@ -169,7 +174,8 @@ impl Round {
     pub fn must_yield(&self, holder: usize, used_us: u64) -> bool {
         let Some(own) = self.peer(holder) else { return true };
         let waiting = || self.others(holder).filter(|(_, peer)| peer.want != Want::Nothing);
-        if waiting().any(|(_, peer)| peer.want == Want::Overdue) {
+        let late = used_us >= self.overdue_after_us() && waiting().next().is_some();
+        if late || waiting().any(|(_, peer)| peer.want == Want::Overdue) {
             return true;
         }
         if waiting().all(|(_, peer)| peer.v_us >= own.v_us) {
