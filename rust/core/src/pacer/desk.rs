@@ -48,6 +48,8 @@ pub(crate) struct OwnTurn {
     pub(crate) used_us: u64,
     /// The turn ends with the unit that another thread still has open.
     pub(crate) ending: bool,
+    /// We took it from a holder whose step may still be under way.
+    pub(crate) stolen: bool,
     /// When we began to wait.
     pub(crate) waiting_since_us: Option<u64>,
     /// After how long the turn that we wait for may be over.
@@ -101,6 +103,7 @@ impl OwnTurn {
             self.charged_until_us = now_us;
             self.used_us = 0;
             self.ending = false;
+            self.stolen = false;
             self.stop_waiting(ext);
             move_on(ext);
         }
@@ -121,6 +124,11 @@ impl OwnTurn {
     pub(crate) fn forget(&mut self) {
         self.word = 0;
         self.ending = false;
+    }
+
+    /// Come back from a wait within `span_us`.
+    pub(crate) fn look_again_within(&mut self, span_us: u64) {
+        self.look_again_us = self.look_again_us.min(span_us);
     }
 
     /// No longer queued, by whatever way the wait ended.

@@ -225,10 +225,11 @@ impl Member {
     /// The unit of a thread ended: show it, and charge it.
     fn finish(&self, place: &Place<'_>, desk: &mut Desk, thread: usize, now_us: u64) {
         let Some(unit_us) = desk.meter.end_unit(thread, now_us) else { return };
-        desk.turn.publish_step(place.ext, unit_us);
         move_on(place.ext);
         if place.company.schedule == Schedule::Turn {
             self.charge(place, desk, unit_us, now_us);
+        } else {
+            desk.turn.publish_step(place.ext, unit_us);
         }
     }
 

@@ -69,8 +69,9 @@ impl<'a> Place<'a> {
             return false;
         }
         match next {
-            Some(slot) => self.wake_waiter(slot),
-            None => self.wake_waiters(),
+            Some(slot) if !self.ungated(slot) => self.wake_waiter(slot),
+            // All, to see when the turn that they wait out began; or who of them takes the free token.
+            _ => self.wake_waiters(),
         }
         true
     }
@@ -80,6 +81,10 @@ impl<'a> Place<'a> {
         for slot in 0..SLOT_COUNT {
             self.wake_waiter(slot);
         }
+    }
+
+    fn ungated(&self, slot: usize) -> bool {
+        self.bytes().ext_slots[slot].flags.load(Ordering::Relaxed) & flag::UNGATED != 0
     }
 
     fn wake_waiter(&self, slot: usize) {
@@ -139,7 +144,13 @@ impl Member {
     pub(crate) fn charge(&self, place: &Place<'_>, desk: &mut Desk, unit_us: u64, now_us: u64) {
         let ours = Self::has_turn(place, desk);
         // Within a turn the time since the last charge: the card was ours between the units too.
-        let spent_us = if ours { now_us.saturating_sub(desk.turn.charged_until_us) } else { unit_us };
+        let mut spent_us = if ours { now_us.saturating_sub(desk.turn.charged_until_us) } else { unit_us };
+        if std::mem::take(&mut desk.turn.stolen) {
+            // The step of the one whose turn we took was under way: most of that time was not ours.
+            spent_us = spent_us.min(u64::from(desk.turn.step_us));
+        } else {
+            desk.turn.publish_step(place.ext, unit_us);
+        }
         desk.turn.charged_until_us = now_us;
         if place.company.is_empty() {
             let v_us = desk.turn.v_us.saturating_add(spent_us.cast_signed());
@@ -192,8 +203,11 @@ impl Member {
         let since_us = *desk.turn.waiting_since_us.get_or_insert(now_us);
         desk.turn.raise(place.ext, turn_flag::QUEUED);
         let waited_us = now_us.saturating_sub(since_us);
-        if waited_us > 0 && waited_us >= self.round(place, desk, now_us).overdue_after_us() {
+        let overdue_us = self.round(place, desk, now_us).overdue_after_us().saturating_sub(waited_us);
+        if overdue_us == 0 {
             desk.turn.raise(place.ext, turn_flag::OVERDUE);
+        } else {
+            desk.turn.look_again_within(overdue_us);
         }
         self.take_from_the_still(place, desk, now_us);
         self.take_turn(place, desk, now_us)
@@ -207,7 +221,7 @@ impl Member {
         let words = signs_of_life(place.bytes(), holder);
         let still_us = desk.watch.still_us(token, words.1, now_us);
         let round = self.round(place, desk, now_us);
-        let ungated = ext.flags.load(Ordering::Relaxed) & flag::UNGATED != 0;
+        let ungated = place.ungated(holder);
         // SeqCst: pairs with `OwnTurn::raise`.
         let untaken = ext.turn_flags.load(Ordering::SeqCst) & turn_flag::QUEUED != 0;
         let limit_us = match (ungated, untaken) {
@@ -216,17 +230,22 @@ impl Member {
             (false, false) => u64::from(believed_turn_limit_us(ext.turn_limit_us.load(Ordering::Relaxed))),
         };
         if still_us < limit_us && !(still_us > 0 && owner_is_gone(place.segment, holder)) {
-            desk.turn.look_again_us = limit_us.saturating_sub(still_us).min(LOOK_AGAIN_US);
-            return;
-        }
-        if !place.pass(token, round.next_after(holder)) {
+            desk.turn.look_again_within(limit_us.saturating_sub(still_us));
             return;
         }
         if ungated {
-            // It paid with the time that we left it: its quantum, which by its share is a period.
-            ext.v_us.fetch_add(round.period_us().cast_signed(), Ordering::Relaxed);
-        } else {
+            if place.pass(token, round.next_after(holder)) {
+                // It paid with the time that we left it: its quantum, which by its share is a period.
+                ext.v_us.fetch_add(round.period_us().cast_signed(), Ordering::Relaxed);
+            }
+            return;
+        }
+        // Ours and not the next one's: only we know that what comes now began in another's turn.
+        let ours = word::following(token, Some(place.slot));
+        if place.pass(token, Some(place.slot)) {
             desk.watch.suspect(holder, words);
+            desk.turn.enter(place.ext, ours, now_us);
+            desk.turn.stolen = !untaken;
         }
     }
 
