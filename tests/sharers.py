@@ -30,6 +30,7 @@ class Peer:
         prefill_ms: What the first step of a request costs, 0 for none.
         steps: Steps a request, 0 for an endless stream.
         think_s: Silence after a request.
+        ungated: It takes part without ever waiting.
     """
 
     weight: float
@@ -37,6 +38,7 @@ class Peer:
     prefill_ms: float = 0.0
     steps: int = 0
     think_s: float = 0.0
+    ungated: bool = False
 
 
 class Device:
@@ -64,6 +66,7 @@ class Device:
     def command(self, peer: Peer, name: str, schedule: str) -> list[str]:
         """The command line of a worker; `schedule` may also be `unpaced`."""
         how = ["--unpaced"] if schedule == "unpaced" else ["--schedule", schedule]
+        how += ["--ungated"] if peer.ungated and schedule != "unpaced" else []
         how += ["--queue", str(self.queue)] if self.queue else []
         values = {
             "name": name,

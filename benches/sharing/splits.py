@@ -12,6 +12,7 @@ from benches.sharing.conditions import CoreUse, Meter
 __all__ = ["CASES", "Run", "measure", "runs"]
 
 DECODE = Peer(1, 8)
+UNGATED = Peer(1, 8, ungated=True)
 PREFILLS = Peer(1, 8, prefill_ms=300, steps=60)
 CASES: dict[str, list[Peer]] = {
     "1:1, 8 ms": [DECODE] * 2,
@@ -28,6 +29,11 @@ CASES: dict[str, list[Peer]] = {
     "1x8, 8 ms": [DECODE] * 8,
     "1:1, decode beside 300 ms prefill + 60 decode": [DECODE, PREFILLS],
     "2:1, decode beside 300 ms prefill + 60 decode": [Peer(2, 8), PREFILLS],
+    "1:1, 8 ms, the second ungated": [DECODE, UNGATED],
+    "1:2, 8 ms, the second ungated": [DECODE, Peer(2, 8, ungated=True)],
+    "1:1, 30 and 8 ms, the second ungated": [Peer(1, 30), UNGATED],
+    "1:1:1, 8, 30 and 8 ms, the third ungated": [DECODE, Peer(1, 30), UNGATED],
+    "1:1:1, 8, 30 and 30 ms, the third ungated": [DECODE, Peer(1, 30), Peer(1, 30, ungated=True)],
 }
 
 

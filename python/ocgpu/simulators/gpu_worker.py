@@ -117,9 +117,16 @@ class Worker:
     """The loop: steps while told to work, otherwise waits to be told."""
 
     def __init__(
-        self, pacer: Pacer | None, load: Load, queue: Queue | None = None, *, trace: bool = False
+        self,
+        pacer: Pacer | None,
+        load: Load,
+        queue: Queue | None = None,
+        *,
+        trace: bool = False,
+        gated: bool = True,
     ) -> None:
         self._pacer = pacer
+        self._gated = gated
         self._load = load
         self._queue = queue
         self._working = threading.Event()
@@ -171,18 +178,24 @@ class Worker:
     def _step(self, size: int) -> None:
         asked = time.monotonic_ns()
         if self._pacer is not None:
-            self._slept += self._pacer.step()
+            self._slept += self._gate(self._pacer)
         began = time.monotonic_ns()
         with self._device():
             self._compute(size)
         ended = time.monotonic_ns()
-        if self._pacer is not None:
+        if self._pacer is not None and self._gated:
             self._pacer.done()
         self._steps += 1
         self._stall_ns = max(self._stall_ns, ended - (self._last_ns or asked))
         self._last_ns = ended
         if self._traced:
             self._trace.append((asked, began, ended, size))
+
+    def _gate(self, pacer: Pacer) -> float:
+        if self._gated:
+            return pacer.step()
+        pacer._mark(active=True)
+        return 0.0
 
     def _device(self) -> AbstractContextManager[None]:
         return self._queue.place() if self._queue else nullcontext()
@@ -201,8 +214,10 @@ class Worker:
         self._last_ns = 0
         if self._traced:
             self._idles.append(time.monotonic_ns())
-        if self._pacer is not None:
+        if self._pacer is not None and self._gated:
             self._pacer.idle()
+        elif self._pacer is not None:
+            self._pacer._mark(active=False)
 
     def _listen(self) -> None:
         for line in sys.stdin:
@@ -239,6 +254,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--name", default=None, help="what the other peers see")
     parser.add_argument("--weight", type=weight_argument, default=1.0, help="relative claim")
     parser.add_argument("--schedule", default=None, help="as `Pacer` takes it")
+    parser.add_argument("--ungated", action="store_true", help="join, but never wait")
     parser.add_argument("--unpaced", action="store_true", help="do not join the peers")
     parser.add_argument("--core", type=int, default=None, help="the core that is the device")
     parser.add_argument(
@@ -276,9 +292,10 @@ def main() -> int:
             arguments.gpu,
             schedule=arguments.schedule,
             strict=True,
+            _gated=not arguments.ungated,
         )
     queue = Queue(arguments.queue) if arguments.queue else None
-    Worker(pacer, load, queue, trace=arguments.trace).run()
+    Worker(pacer, load, queue, trace=arguments.trace, gated=not arguments.ungated).run()
     return 0
 
 

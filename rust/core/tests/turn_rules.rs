@@ -12,13 +12,7 @@ type Members = [Option<TurnPeer>; SLOT_COUNT];
 const STEP_MAX_US: u64 = 2_000_000;
 
 fn want() -> impl Strategy<Value = Want> {
-    prop_oneof![
-        Just(Want::Nothing),
-        Just(Want::Turn),
-        Just(Want::Boost),
-        Just(Want::Overdue),
-        Just(Want::Ungated)
-    ]
+    prop_oneof![Just(Want::Nothing), Just(Want::Turn), Just(Want::Boost), Just(Want::Overdue)]
 }
 
 /// A peer as honest ones write themselves.
@@ -373,5 +367,40 @@ fn a_hostile_virtual_time_costs_shares_but_hangs_nobody() {
             // A natural round is 163 ms; five quarters of it and a step.
             assert!(longest_us <= 212_000 && changes >= 50, "{v_us} {want:?}: {changes}, {longest_us} us");
         }
+    }
+}
+
+proptest! {
+    #[test]
+    fn an_ungated_peer_with_half_of_the_card_or_less_takes_no_turns((members, own) in with_one(any_peer()), ungated in 0..SLOT_COUNT) {
+        prop_assume!(own != ungated);
+        let mut members = members;
+        members[ungated] = Some(TurnPeer { want: Want::Ungated, ..members[ungated].unwrap_or_default() });
+        prop_assume!(share_ppm(&members, ungated) <= 500_000);
+        let with = Round::new(&members);
+        members[ungated] = None;
+        let without = Round::new(&members);
+
+        prop_assert_eq!(with.next_after(own), without.next_after(own));
+        prop_assert_eq!((with.len(), with.period_us()), (without.len(), without.period_us()));
+        prop_assert_eq!(with.quantum_us(own), without.quantum_us(own));
+        prop_assert_eq!((with.quantum_us(ungated), with.mean_v_us()), (0, without.mean_v_us()));
+    }
+
+    #[test]
+    fn an_ungated_peer_whose_share_is_more_is_left_what_it_lacks(v_us in any::<i64>(), weight in 1001_u32..9000) {
+        let ungated = TurnPeer { weight_milli: weight, v_us, ..peer(0, Want::Ungated) };
+        let round = two(peer(0, Want::Nothing), ungated);
+        let (own, rest) = (round.quantum_us(0), round.quantum_us(1));
+
+        // Of the time that others compute in, it has half; with its rest that must make its share.
+        let had = (rest + own / 2) * 1_000_000 / (rest + own);
+        let mut roster = ocgpu_core::schedule::Roster::default();
+        roster.insert(0, 1000);
+        roster.insert(1, weight);
+        prop_assert!(had.abs_diff(u64::from(roster.shares_ppm()[1])) <= 50, "{}", had);
+        prop_assert_eq!(round.next_after(0), Some(1));
+        prop_assert!(round.rested(1) >= -round.period_us().cast_signed());
+        prop_assert!(round.rested(1) <= DEBT_MAX_US + round.period_us().cast_signed());
     }
 }

@@ -39,10 +39,14 @@ impl Puppet {
     const PID: u32 = 4242;
 
     fn new(scratch: &Scratch, flags: u32, turn_flags: u32) -> Self {
+        Self::with_weight(scratch, flags, turn_flags, 1.0)
+    }
+
+    fn with_weight(scratch: &Scratch, flags: u32, turn_flags: u32, weight: f32) -> Self {
         let bytes = scratch.bytes();
         let (base, ext, now) = (base(Self::SLOT), ext(Self::SLOT), wall_us());
         bytes.write(base + 8, &now.to_le_bytes());
-        bytes.write(base + 16, &1.0_f32.to_le_bytes());
+        bytes.write(base + 16, &weight.to_le_bytes());
         bytes.write(base + HEARTBEAT, &now.to_le_bytes());
         bytes.write(ext + 8, &Self::PID.to_le_bytes());
         bytes.write(ext + FLAGS, &flags.to_le_bytes());
@@ -191,7 +195,7 @@ fn the_turn_of_a_dead_holder_is_taken_without_waiting_for_its_limit() {
 fn the_turn_of_a_peer_that_cannot_wait_is_waited_out_and_charged() {
     let scratch = Scratch::new("ungated");
     let pacer = scratch.join("gated");
-    let puppet = Puppet::new(&scratch, UNGATED, INREQ);
+    let puppet = Puppet::with_weight(&scratch, UNGATED, INREQ, 3.0);
     let started = now();
     let (mut rests, mut slept) = (0, Duration::ZERO);
 
@@ -208,9 +212,23 @@ fn the_turn_of_a_peer_that_cannot_wait_is_waited_out_and_charged() {
         pacer.done();
     }
 
-    // Weight 1 beside 1: rounds of about 80 ms, half of it each.
+    // Weight 3 beside 1: of a round it has half of our turn, 40 ms, and the rest, 40 ms.
     assert!(rests >= 3, "{rests}");
     assert!(slept.as_secs_f64() / started.elapsed().as_secs_f64() > 0.3, "{slept:?}");
+}
+
+#[test]
+fn a_peer_that_cannot_wait_and_has_its_share_anyway_is_not_waited_for() {
+    let scratch = Scratch::new("driver");
+    let pacer = scratch.join("gated");
+    let puppet = Puppet::new(&scratch, UNGATED, INREQ);
+
+    for _ in 0..100 {
+        puppet.beat();
+        assert!(pacer.arrive());
+        compute(Duration::from_millis(3));
+        pacer.done();
+    }
 }
 
 #[test]

@@ -235,8 +235,7 @@ impl Member {
         }
         if ungated {
             if place.pass(token, round.next_after(holder)) {
-                // It paid with the time that we left it: its quantum, which by its share is a period.
-                ext.v_us.fetch_add(round.period_us().cast_signed(), Ordering::Relaxed);
+                ext.v_us.store(round.rested(holder), Ordering::Relaxed);
             }
             return;
         }

@@ -30,6 +30,9 @@ const STEP_MAX_US: u32 = 2_000_000;
 /// Window that a peer gets at least when it asks for none.
 pub const WINDOW_DEFAULT_US: u32 = 40_000;
 const WINDOW_RANGE_US: (u32, u32) = (1000, 400_000);
+/// An ungated peer computes in everybody's turns, and a GPU's driver gives it half of each. So turns of its own are due to it
+/// only for what its share is above this.
+const HALF_PPM: u32 = 500_000;
 /// Shortest and longest silence after which a holder's turn may be taken.
 const TURN_LIMIT_RANGE_US: (u32, u32) = (100_000, 2_000_000);
 /// A turn's limit in steps of its holder.
@@ -62,7 +65,7 @@ pub enum Want {
     Boost,
     /// It has waited for more than a round: it goes next.
     Overdue,
-    /// It cannot wait: its turn is waited out by the others.
+    /// It cannot wait. It has half of everybody's turn by computing in it, and the others wait out what more its share is.
     Ungated,
 }
 
@@ -71,6 +74,8 @@ pub enum Want {
 pub struct Round {
     peers: [Option<TurnPeer>; SLOT_COUNT],
     shares_ppm: [u32; SLOT_COUNT],
+    /// Share of all ungated ones together; 0 when they take no turns.
+    ungated_ppm: u32,
     period_us: u64,
     mean_v_us: i64,
 }
@@ -79,20 +84,20 @@ impl Round {
     /// The round of these members, by slot.
     #[must_use]
     pub fn new(members: &[Option<TurnPeer>; SLOT_COUNT]) -> Self {
-        let mut roster = Roster::default();
-        let mut peers = *members;
-        let mut window_us = 0;
-        for (slot, peer) in peers.iter_mut().enumerate() {
-            let Some(peer) = peer else { continue };
-            peer.v_us = peer.v_us.clamp(-V_MAX_US, V_MAX_US);
-            peer.step_us = peer.step_us.min(STEP_MAX_US);
-            roster.insert(slot, peer.weight_milli);
-            window_us = window_us.max(believed_window_us(peer.min_window_us));
+        let mut peers = members.map(|peer| peer.map(believed));
+        let mut shares_ppm = shares_ppm(&peers);
+        let mut ungated_ppm = ungated_ppm(&peers, &shares_ppm);
+        if ungated_ppm <= HALF_PPM {
+            peers = peers.map(|peer| peer.filter(|peer| peer.want != Want::Ungated));
+            shares_ppm = self::shares_ppm(&peers);
+            ungated_ppm = 0;
         }
-        let shares_ppm = roster.shares_ppm();
         let smallest = shares_ppm.into_iter().filter(|share| *share > 0).min().unwrap_or(0);
+        let window_us = peers.iter().flatten().map(|peer| peer.min_window_us).max().unwrap_or(0);
         let period_us = period_of_window_us(window_us, smallest);
-        Self { peers, shares_ppm, period_us, mean_v_us: mean_v_us(&peers, &shares_ppm) }
+        keep_ungated_near(&mut peers, &shares_ppm, period_us.cast_signed());
+        let mean_v_us = mean_v_us(&peers, &shares_ppm);
+        Self { peers, shares_ppm, ungated_ppm, period_us, mean_v_us }
     }
 
     /// How many members there are.
@@ -120,9 +125,18 @@ impl Round {
     }
 
     /// What `slot` gets of a period; 0 for one who is no member.
+    ///
+    /// For an ungated one that is what it needs beside the half that it has of every other turn.
     #[must_use]
     pub fn quantum_us(&self, slot: usize) -> u64 {
-        self.period_us * u64::from(self.share_ppm(slot)) / PPM
+        let quantum_us = self.period_us * u64::from(self.share_ppm(slot)) / PPM;
+        match self.peer(slot) {
+            Some(peer) if peer.want == Want::Ungated => {
+                let all_ppm = u64::from(self.ungated_ppm);
+                quantum_us * all_ppm.saturating_sub(u64::from(HALF_PPM)) / all_ppm.max(1)
+            }
+            _ => quantum_us,
+        }
     }
 
     /// The natural round: every member's quantum or step, whichever is longer, and the hand-overs.
@@ -148,6 +162,13 @@ impl Round {
         let mut peers = self.peers;
         peers[slot] = Some(charged);
         charged.v_us.min(mean_v_us(&peers, &self.shares_ppm).saturating_add(DEBT_MAX_US))
+    }
+
+    /// The virtual time of an ungated `slot` after its turn was waited out: it paid its quantum, which by its share is a
+    /// period.
+    #[must_use]
+    pub fn rested(&self, slot: usize) -> i64 {
+        self.peer(slot).map_or(0, |peer| peer.v_us.saturating_add(self.period_us.cast_signed()))
     }
 
     /// The virtual time with which `slot`, a member here, enters from idleness, and whether it goes first.
@@ -261,6 +282,47 @@ pub fn turn_limit_us(step_us: u32) -> u32 {
 #[must_use]
 pub fn believed_turn_limit_us(published_us: u32) -> u32 {
     published_us.clamp(TURN_LIMIT_RANGE_US.0, TURN_LIMIT_RANGE_US.1)
+}
+
+/// A member with its words clamped.
+fn believed(peer: TurnPeer) -> TurnPeer {
+    TurnPeer {
+        v_us: peer.v_us.clamp(-V_MAX_US, V_MAX_US),
+        step_us: peer.step_us.min(STEP_MAX_US),
+        min_window_us: believed_window_us(peer.min_window_us),
+        ..peer
+    }
+}
+
+fn shares_ppm(peers: &[Option<TurnPeer>; SLOT_COUNT]) -> [u32; SLOT_COUNT] {
+    let mut roster = Roster::default();
+    for (slot, peer) in peers.iter().enumerate() {
+        if let Some(peer) = peer {
+            roster.insert(slot, peer.weight_milli);
+        }
+    }
+    roster.shares_ppm()
+}
+
+fn ungated_ppm(peers: &[Option<TurnPeer>; SLOT_COUNT], shares_ppm: &[u32; SLOT_COUNT]) -> u32 {
+    let ungated = |peer: &Option<TurnPeer>| peer.is_some_and(|peer| peer.want == Want::Ungated);
+    peers.iter().zip(shares_ppm).filter(|(peer, _)| ungated(peer)).map(|(_, share)| share).sum()
+}
+
+/// Nobody charges an ungated peer for what it computes, so it is held within a period behind the others.
+fn keep_ungated_near(
+    peers: &mut [Option<TurnPeer>; SLOT_COUNT],
+    shares_ppm: &[u32; SLOT_COUNT],
+    period_us: i64,
+) {
+    let gated = peers.map(|peer| peer.filter(|peer| peer.want != Want::Ungated));
+    if gated.iter().all(Option::is_none) {
+        return;
+    }
+    let mean_us = mean_v_us(&gated, shares_ppm);
+    for peer in peers.iter_mut().flatten().filter(|peer| peer.want == Want::Ungated) {
+        peer.v_us = peer.v_us.clamp(mean_us - period_us, mean_us + DEBT_MAX_US);
+    }
 }
 
 fn believed_window_us(published_us: u32) -> u32 {

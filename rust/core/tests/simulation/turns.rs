@@ -160,8 +160,7 @@ impl World {
     fn steal(&mut self, slot: usize, from: usize) {
         if self.peers[from].kind == Kind::Ungated {
             // Its turn has rested; the one whose exchange of the token succeeds charges it.
-            let rested_us = self.now_us - self.token.since_us;
-            self.peers[from].words.v_us = self.round(slot).charge(from, rested_us);
+            self.peers[from].words.v_us = self.round(slot).rested(from);
         } else {
             let words = &self.peers[from].words;
             self.peers[slot].turn.suspects[from] = Some((words.beats, words.progress));
