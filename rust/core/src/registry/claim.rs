@@ -21,8 +21,6 @@ use crate::registry::{MappedSegment, extended, name, read_slot};
 use crate::sync::Ordering;
 use crate::sys::{ProcessIdentity, random_u64};
 
-use super::liveness;
-
 /// Stored in `ExtSlot::impl_version`: major << 16 | minor << 8 | patch of this release.
 const IMPL_VERSION: u32 = 0x00_01_00;
 /// The bits of `Segment::token` that say whose turn it is: slot + 1.
@@ -126,7 +124,7 @@ pub(crate) fn vacate(segment: &Segment, slot: usize, pid: u32) -> bool {
 fn occupy(segment: &MappedSegment, slot: usize, owner: &Owner, wall_us: i64) -> Option<Claim> {
     let (locks, segment) = (segment.locks(), segment.bytes());
     if let Some(view) = read_slot(segment, slot) {
-        let died = locks.prove_death(slot, view.flags) && liveness::free_at_once(&view, wall_us);
+        let died = locks.prove_death(slot, view.flags) && !view.claiming();
         if !died || !vacate(segment, slot, view.pid) {
             return None;
         }
@@ -218,12 +216,13 @@ mod tests {
 
     #[test]
     fn a_death_at_any_step_but_one_leaves_a_slot_that_is_taken_at_once() {
-        let steps: [(&str, Undo); 4] = [
+        let steps: [(&str, Undo); 5] = [
             ("before the swap of the claim", |bytes| {
                 bytes.slots[0].pid.store(0, Ordering::Relaxed);
                 bytes.ext_slots[0].flags.fetch_or(flag::CLAIMING, Ordering::Relaxed);
             }),
             ("after the claim", |_| {}),
+            ("long ago", |bytes| bytes.slots[0].heartbeat_us.store(0, Ordering::Relaxed)),
             ("while stopping", |bytes| {
                 bytes.ext_slots[0].flags.fetch_or(flag::STOPPING, Ordering::Relaxed);
             }),
@@ -259,16 +258,6 @@ mod tests {
 
         assert_eq!((first[0], second[0]), (Some(Verdict::Alive), None));
         assert_eq!(take(&fixture.open(), 9).slot, 0);
-    }
-
-    #[test]
-    fn a_slot_with_an_old_heartbeat_is_left_to_the_sweep() {
-        let fixture = Fixture::new("old");
-        die(&fixture, |bytes| bytes.slots[0].heartbeat_us.store(NOW_US - 3_100_000, Ordering::Relaxed));
-
-        let segment = fixture.open();
-
-        assert_eq!(take(&segment, 8).slot, 1);
     }
 
     #[test]

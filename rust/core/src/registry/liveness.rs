@@ -9,8 +9,6 @@ use super::claim;
 pub(crate) const DEAD_AFTER_US: u64 = 3_000_000;
 /// A slot without a lock to ask is freed only after it was watched, unchanged, for longer than two of the seed's beats.
 const SETTLE_US: u64 = 1_200_000;
-/// A heartbeat younger than this is one that no peer of the seed takes for dead in the next second.
-const SAFE_US: i64 = 2_000_000;
 /// How far a heartbeat may lie in the future and still be believed: clock adjustments between two readings.
 const FUTURE_US: i64 = 500_000;
 
@@ -61,23 +59,9 @@ pub(crate) fn judge(look: Look) -> Verdict {
     }
 }
 
-/// Whether a dead owner's slot may be freed now.
-///
-/// A peer of the seed takes slots whose heartbeat is 3 s old, and one with the dead owner's pid leaves no trace of that
-/// until its next store. So a slot with an old heartbeat is freed only when nothing in it moved for a while.
-fn may_free(look: Look) -> bool {
-    (-FUTURE_US..=SAFE_US).contains(&look.wall_age_us) || settled(look)
-}
-
+/// Nobody who runs would have left the slot unchanged for so long.
 fn settled(look: Look) -> bool {
     look.unchanged_us >= SETTLE_US
-}
-
-/// Whether a slot whose lock the caller has just got, and whose owner had that lock, can be freed without another look:
-/// the owner died so lately that no peer of the seed can be taking it at the same time.
-pub(crate) fn free_at_once(view: &SlotView, wall_us: i64) -> bool {
-    let wall_age_us = wall_us.saturating_sub(view.heartbeat_us);
-    !view.claiming() && (-FUTURE_US..=SAFE_US).contains(&wall_age_us)
 }
 
 /// What was last seen of a slot's owner; times by the reader's monotonic clock.
@@ -146,7 +130,7 @@ impl Sweep {
             let shown = self.seen[slot].look(&view, lock, now_us, wall_us);
             let judged = judge(shown);
             *verdict = Some(judged);
-            if reap && judged == Verdict::Dead && may_free(shown) && free_dead(segment, &view) {
+            if reap && judged == Verdict::Dead && free_dead(segment, &view) {
                 *verdict = None;
             }
         }
