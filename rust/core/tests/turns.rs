@@ -22,6 +22,7 @@ const HAS_LOCK: u32 = 1;
 const UNGATED: u32 = 64;
 const INREQ: u32 = 1;
 const QUEUED: u32 = 2;
+const WATCHDOG: Duration = Duration::from_secs(10);
 
 fn base(slot: usize) -> usize {
     16 + 88 * slot
@@ -86,7 +87,7 @@ fn begin(pacer: &Pacer) -> Duration {
     let started = now();
     let mut begun = pacer.arrive();
     while !begun {
-        assert!(started.elapsed() < Duration::from_secs(10), "no turn within 10 s");
+        assert!(started.elapsed() < WATCHDOG, "no turn within {WATCHDOG:?}");
         begun = pacer.wait(Duration::from_millis(50));
     }
     started.elapsed()
@@ -304,8 +305,8 @@ fn a_token_that_a_hostile_process_keeps_changing_delays_and_hangs_nobody() {
 
     thread::scope(|scope| {
         scope.spawn(|| {
-            let mut word = 1_u64;
-            while !*ended.lock().expect("no panic") {
+            let (mut word, started) = (1_u64, now());
+            while !*ended.lock().expect("no panic") && started.elapsed() < WATCHDOG {
                 word = word.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
                 puppet.0.write(TOKEN, &word.to_le_bytes());
                 puppet.write(V, &word.to_le_bytes());
@@ -317,6 +318,32 @@ fn a_token_that_a_hostile_process_keeps_changing_delays_and_hangs_nobody() {
             assert!(begin(&pacer) < Duration::from_secs(5));
             pacer.done();
         }
+        *ended.lock().expect("no panic") = true;
+    });
+}
+
+#[test]
+fn a_holder_that_moves_but_never_ends_its_turn_does_not_keep_it_for_ever() {
+    let scratch = Scratch::new("hoarder");
+    let pacer = scratch.join("ours");
+    let puppet = Puppet::new(&scratch, 0, INREQ);
+    puppet.take_token();
+    let ended = Mutex::new(false);
+
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut progress, started) = (0_u32, now());
+            while !*ended.lock().expect("no panic") && started.elapsed() < WATCHDOG {
+                progress += 1;
+                puppet.write(PROGRESS, &progress.to_le_bytes());
+                puppet.beat();
+                pause();
+            }
+        });
+
+        let waited = begin(&pacer);
+
+        assert!(waited >= Duration::from_secs(2), "{waited:?}");
         *ended.lock().expect("no panic") = true;
     });
 }

@@ -18,6 +18,8 @@ use super::member::Member;
 pub(crate) const LOOK_AGAIN_US: u64 = 20_000;
 /// A peer that was given the turn and has not taken it after this long, more than one look, is passed over.
 const TAKE_US: u64 = 30_000;
+/// A holder that goes on computing for this long after others were overdue does not play by the rules.
+const HOARD_US: u64 = 2_000_000;
 /// Tries at a token that changes under our hands, before waiting is the better idea.
 const TRIES_MAX: u32 = 16;
 
@@ -229,7 +231,8 @@ impl Member {
             (false, true) => TAKE_US,
             (false, false) => u64::from(believed_turn_limit_us(ext.turn_limit_us.load(Ordering::Relaxed))),
         };
-        if still_us < limit_us && !(still_us > 0 && owner_is_gone(place.segment, holder)) {
+        let hoarded = desk.watch.held_us() >= round.overdue_after_us() + HOARD_US;
+        if still_us < limit_us && !hoarded && !(still_us > 0 && owner_is_gone(place.segment, holder)) {
             desk.turn.look_again_within(limit_us.saturating_sub(still_us));
             return;
         }

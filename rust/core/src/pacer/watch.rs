@@ -32,6 +32,7 @@ struct Stare {
     progress: u32,
     looked_us: u64,
     still_us: u64,
+    held_us: u64,
 }
 
 impl Watch {
@@ -62,13 +63,20 @@ impl Watch {
     /// For how long the token has stood at `word` without progress of its holder, as far as we were awake to see it.
     pub(crate) fn still_us(&mut self, word: u64, progress: u32, now_us: u64) -> u64 {
         let stare = &mut self.stare;
-        if (stare.word, stare.progress) == (word, progress) {
-            stare.still_us += now_us.saturating_sub(stare.looked_us).min(GLANCE_MAX_US);
-            stare.looked_us = now_us;
-        } else {
-            *stare = Stare { word, progress, looked_us: now_us, still_us: 0 };
+        if stare.word != word {
+            *stare = Stare { word, progress, looked_us: now_us, still_us: 0, held_us: 0 };
         }
+        let seen_us = now_us.saturating_sub(stare.looked_us).min(GLANCE_MAX_US);
+        stare.looked_us = now_us;
+        stare.held_us += seen_us;
+        stare.still_us = if stare.progress == progress { stare.still_us + seen_us } else { 0 };
+        stare.progress = progress;
         stare.still_us
+    }
+
+    /// For how long the token has stood where it stood at the last look, whatever its holder does.
+    pub(crate) fn held_us(&self) -> u64 {
+        self.stare.held_us
     }
 }
 
@@ -106,6 +114,7 @@ mod tests {
 
         assert_eq!(watch.still_us(5, 1, 21_000), 20_000);
         assert_eq!(watch.still_us(5, 2, 22_000), 0);
+        assert_eq!(watch.held_us(), 21_000);
         assert_eq!(watch.still_us(6, 2, 23_000), 0);
     }
 
