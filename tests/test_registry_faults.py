@@ -1,12 +1,14 @@
 """What others do to the segment and to its peers harms nobody."""
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -276,6 +278,42 @@ def test_a_file_too_short_for_a_segment_disables_and_keeps_its_bytes(
     assert not pacer.enabled
     assert f"{size} bytes" in str(pacer.reason)
     assert hashed.read_bytes() == b"x" * size
+
+
+@pytest.mark.parametrize("name", [0, 1], ids=["hashed", "plain"])
+@pytest.mark.parametrize("size", [0, 1424, 4095, 4096, 16384])
+def test_a_file_whose_creator_died_before_it_wrote_anything_becomes_a_segment(
+    gpu_dir: Path, monkeypatch: pytest.MonkeyPatch, size: int, name: int
+) -> None:
+    both = names_of_metal(gpu_dir, monkeypatch)
+    both[name].write_bytes(bytes(size))
+
+    with Pacer(name="ours") as pacer:
+        assert (pacer.slot, [peer.name for peer in peers().peers]) == (0, ["ours"])
+        assert len({path.stat().st_ino for path in both}) == 1
+        assert both[0].stat().st_size == max(size, 4096)
+
+
+@pytest.mark.usefixtures("gpu_dir", "gpu_key")
+@pytest.mark.parametrize("seed", range(20))
+def test_random_bytes_behind_the_header_harm_nobody(gpu_dir: Path, seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311  (not a secret)
+    with Pacer(name="ours") as pacer:
+        content = bytearray(names(gpu_dir)[0].read_bytes())
+        # Every slot but ours, its extension, and what lies between and behind.
+        for start, end in ((104, 1536), (1568, 1600), (1728, 4096)):
+            content[start:end] = chance.randbytes(end - start)
+        with names(gpu_dir)[0].open("r+b") as file:
+            file.write(content)
+
+        slept = [pacer.step() for _ in range(3)]
+        documents: list[dict[str, Any]] = [pacer.snapshot().to_dict(), peers().to_dict()]
+
+    assert max(slept) < 2.0
+    for seen in documents:
+        shares = [peer["share_pct"] for peer in [seen["self"], *seen["peers"]] if peer]
+        assert all(0.0 <= share <= 100.0 for share in shares)
+        assert sum(shares) == pytest.approx(100.0, abs=0.01)
 
 
 @pytest.mark.usefixtures("gpu_dir", "gpu_key")
