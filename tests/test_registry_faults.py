@@ -180,8 +180,14 @@ def test_a_python_reader_whose_exit_unlinks_the_plain_name_does_not_split_the_pe
             path.unlink(missing_ok=True)
 
 
-def plant_symlink(path: Path) -> None:
+def plant_dangling_symlink(path: Path) -> None:
     path.symlink_to(path.parent.parent / "elsewhere")
+
+
+def plant_symlink(path: Path) -> None:
+    target = path.parent.parent / "precious"
+    target.write_bytes(bytes(4096))
+    path.symlink_to(target)
 
 
 def plant_fifo(path: Path) -> None:
@@ -192,6 +198,15 @@ def plant_directory(path: Path) -> None:
     path.mkdir()
 
 
+PLANTS = [plant_dangling_symlink, plant_symlink, plant_fifo, plant_directory]
+
+
+def nothing_happened_elsewhere(gpu_dir: Path) -> bool:
+    precious = gpu_dir.parent / "precious"
+    untouched = not precious.exists() or precious.read_bytes() == bytes(4096)
+    return untouched and not (gpu_dir.parent / "elsewhere").exists()
+
+
 def names_of_metal(gpu_dir: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """The hashed and the plain name of a segment that is not there yet."""
     monkeypatch.setenv("OCGPU_GPU_KEY", "metal-0")
@@ -199,7 +214,7 @@ def names_of_metal(gpu_dir: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path
     return gpu_dir / hashed, gpu_dir / "opencoti-gpu-metal-0"
 
 
-@pytest.mark.parametrize("plant", [plant_symlink, plant_fifo, plant_directory])
+@pytest.mark.parametrize("plant", PLANTS)
 def test_what_is_planted_at_the_hashed_name_disables_with_a_reason(
     gpu_dir: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Path], None]
 ) -> None:
@@ -213,11 +228,11 @@ def test_what_is_planted_at_the_hashed_name_disables_with_a_reason(
     assert not pacer.enabled
     assert str(hashed) in str(pacer.reason)
     assert pacer.step() == 0.0
-    assert not (gpu_dir.parent / "elsewhere").exists()
+    assert nothing_happened_elsewhere(gpu_dir)
     assert set(gpu_dir.iterdir()) == {hashed}
 
 
-@pytest.mark.parametrize("plant", [plant_symlink, plant_fifo, plant_directory])
+@pytest.mark.parametrize("plant", PLANTS)
 def test_what_is_planted_at_the_plain_name_is_not_followed(
     gpu_dir: Path, monkeypatch: pytest.MonkeyPatch, plant: Callable[[Path], None]
 ) -> None:
@@ -233,7 +248,7 @@ def test_what_is_planted_at_the_plain_name_is_not_followed(
     assert pacer.enabled == (hashed.is_file() and not hashed.is_symlink())
     assert pacer.enabled or pacer.reason
     assert pacer.step() == 0.0
-    assert not (gpu_dir.parent / "elsewhere").exists()
+    assert nothing_happened_elsewhere(gpu_dir)
     assert set(gpu_dir.iterdir()) <= {hashed, plain}
     pacer.leave()
 
