@@ -8,6 +8,7 @@ import pytest
 
 from tests.fakes import Engines
 from tests.processes import Processes
+from tests.seed_peer import SeedPrograms, compile_seed
 
 
 @pytest.fixture
@@ -40,3 +41,9 @@ def engines() -> Iterator[Engines]:
     """A fake Ollama and a fake ComfyUI that share one record and one oracle."""
     with Engines() as started:
         yield started
+
+
+@pytest.fixture(scope="session")
+def seed_programs(tmp_path_factory: pytest.TempPathFactory) -> SeedPrograms:
+    """The seed's peer, compiled: as a program, and as a library."""
+    return compile_seed(tmp_path_factory.mktemp("seed"))

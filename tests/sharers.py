@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -101,16 +101,20 @@ def has_schedule(name: str) -> bool:
     return True
 
 
+GPU_WORKER = (sys.executable, "-m", "ocgpu.simulators.gpu_worker")
+
+
 class Sharer:
-    """One worker process: `python -m ocgpu.simulators.gpu_worker`.
+    """One worker process: `python -m ocgpu.simulators.gpu_worker`, or one that speaks as it does.
 
     Args:
         arguments: Its command line.
+        program: What to run.
     """
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, program: Sequence[str] = GPU_WORKER) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ocgpu.simulators.gpu_worker", *arguments],
+            [*program, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
