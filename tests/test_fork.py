@@ -42,10 +42,6 @@ import subprocess
 child = subprocess.Popen(["sleep", "60"], close_fds=False).pid
 """,
 }
-MAPPING_HOLDS_LOCK = pytest.mark.xfail(
-    strict=True,
-    reason="the child's copy of the mapping keeps the file's description, and with it the lock",
-)
 # What a child may do with the copy of its parent's pacer.
 DEEDS = {
     "leaves": "pacer.leave()",
@@ -117,8 +113,8 @@ def test_whatever_a_forked_child_does_its_parent_keeps_its_place(deed: str) -> N
 @pytest.mark.parametrize(
     "kind",
     [
-        pytest.param("os.fork", marks=MAPPING_HOLDS_LOCK),
-        pytest.param("multiprocessing fork", marks=MAPPING_HOLDS_LOCK),
+        "os.fork",
+        "multiprocessing fork",
         "multiprocessing forkserver",
         "subprocess",
     ],
@@ -179,7 +175,6 @@ def test_an_exec_frees_the_slot() -> None:
         assert process.process.poll() is None
 
 
-@pytest.mark.xfail(strict=True, reason="a forked child's pacer stays without a place")
 def test_a_forked_child_gets_a_slot_of_its_own_at_its_first_step() -> None:
     with remote() as parent:
         parent.ask("pacer = Pacer(2.0, 'both')")

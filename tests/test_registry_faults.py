@@ -18,10 +18,6 @@ from tests.sharers import Sharer, sharers
 from tests.waiting import wait_until
 
 STEP_BYTES = str(64 * 1024)
-PLAIN_NOT_MENDED = pytest.mark.xfail(
-    strict=True, reason="a beat looks at the hashed name alone; the plain one stays away"
-)
-SIGBUS = pytest.mark.xfail(strict=True, reason="a computing peer dies of SIGBUS")
 
 
 def names(gpu_dir: Path) -> tuple[Path, Path]:
@@ -105,7 +101,7 @@ def truncate(gpu_dir: Path) -> None:
 @pytest.mark.usefixtures("gpu_key")
 @pytest.mark.parametrize(
     "damage",
-    [unlink_both, unlink_hashed, pytest.param(unlink_plain, marks=PLAIN_NOT_MENDED), truncate],
+    [unlink_both, unlink_hashed, unlink_plain, truncate],
 )
 def test_three_idle_peers_meet_again_in_one_file_after_its(
     gpu_dir: Path, damage: Callable[[Path], None]
@@ -122,7 +118,7 @@ def test_three_idle_peers_meet_again_in_one_file_after_its(
 
 
 @pytest.mark.usefixtures("gpu_key")
-@pytest.mark.parametrize("damage", [unlink_both, pytest.param(truncate, marks=SIGBUS)])
+@pytest.mark.parametrize("damage", [unlink_both, truncate])
 def test_computing_peers_go_on_and_meet_again_after_its(
     gpu_dir: Path, damage: Callable[[Path], None]
 ) -> None:
@@ -144,7 +140,6 @@ def test_computing_peers_go_on_and_meet_again_after_its(
         assert not ended(a, b)
 
 
-@PLAIN_NOT_MENDED
 def test_a_python_reader_whose_exit_unlinks_the_plain_name_does_not_split_the_peers(
     gpu_key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

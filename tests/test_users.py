@@ -89,9 +89,6 @@ def test_two_peers_of_one_user_share_a_segment_for_that_user() -> None:
         wait_for_names(first, {"second"})
 
 
-@pytest.mark.xfail(
-    strict=True, reason="a plain name that cannot be linked is passed over: the machine is split"
-)
 def test_a_segment_of_a_seed_peer_that_this_user_cannot_write_to_is_refused_with_a_reason(
     shared_dir: Path, gpu_key: str
 ) -> None:
@@ -104,6 +101,7 @@ def test_a_segment_of_a_seed_peer_that_this_user_cannot_write_to_is_refused_with
         other.ask(BECOME)
         assert not enabled(other, "other")
 
-        assert "ermission" in other.ask("pacer.reason")
+        assert f"`{plain}`" in other.ask("pacer.reason")
+        assert "chmod 666" in other.ask("pacer.reason")
         assert other.ask("pacer.step()") == 0.0
         assert list(shared_dir.iterdir()) == [plain]

@@ -2,6 +2,7 @@
 
 use crate::layout::SLOT_COUNT;
 use crate::registry::{Liveness, MappedSegment, SlotView, read_slot};
+use crate::sync::Ordering;
 
 use super::claim;
 
@@ -9,6 +10,10 @@ use super::claim;
 pub(crate) const DEAD_AFTER_US: u64 = 3_000_000;
 /// A slot without a lock to ask is freed only after it was watched, unchanged, for longer than two of the seed's beats.
 const SETTLE_US: u64 = 1_200_000;
+/// After this long without a sign of life nobody comes back to a slot.
+const ABANDONED_US: u64 = 60_000_000;
+/// A peer without a slot tries again at each beat; this is some of them.
+const WANTED_US: u64 = 2_000_000;
 /// How far a heartbeat may lie in the future and still be believed: clock adjustments between two readings.
 const FUTURE_US: i64 = 500_000;
 
@@ -57,6 +62,18 @@ pub(crate) fn judge(look: Look) -> Verdict {
         (false, _) if !fresh && settled(look) => Verdict::Dead,
         (false, _) => Verdict::Silent,
     }
+}
+
+/// Whether the slot of a dead owner is to be freed. One without a lock may have been stopped, and a peer of the seed that
+/// goes on does not look whether its slot is its own still: it keeps it while nobody needs one, or for a minute.
+fn is_due(look: Look, wanted: bool) -> bool {
+    look.lock == Liveness::Free || wanted || look.unchanged_us >= ABANDONED_US
+}
+
+/// Whether somebody found no slot lately.
+fn slots_are_wanted(segment: &MappedSegment, wall_us: i64) -> bool {
+    let overflow_us = segment.bytes().ext.overflow_us.load(Ordering::Relaxed);
+    segment.extended() && wall_us.saturating_sub(overflow_us).unsigned_abs() < WANTED_US
 }
 
 /// Nobody who runs would have left the slot unchanged for so long.
@@ -116,6 +133,7 @@ impl Sweep {
         reap: bool,
     ) -> [Option<Verdict>; SLOT_COUNT] {
         let mut verdicts = [None; SLOT_COUNT];
+        let wanted = slots_are_wanted(segment, wall_us);
         for (slot, verdict) in verdicts.iter_mut().enumerate() {
             if own == Some(slot) {
                 *verdict = Some(Verdict::Alive);
@@ -130,7 +148,8 @@ impl Sweep {
             let shown = self.seen[slot].look(&view, lock, now_us, wall_us);
             let judged = judge(shown);
             *verdict = Some(judged);
-            if reap && judged == Verdict::Dead && free_dead(segment, &view) {
+            let due = reap && judged == Verdict::Dead && is_due(shown, wanted);
+            if due && free_dead(segment, &view) {
                 *verdict = None;
             }
         }

@@ -40,6 +40,11 @@ impl SegmentPath {
         &self.hashed
     }
 
+    /// The other name.
+    pub(crate) fn plain(&self) -> &Path {
+        &self.plain
+    }
+
     /// The file whose flock shows that the owner of `slot` lives, where the kernel has no OFD locks.
     pub(crate) fn slot_file(&self, slot: usize) -> PathBuf {
         self.beside(&format!(".slot{slot}"))
@@ -61,12 +66,18 @@ impl SegmentPath {
         if Identity::at(&self.hashed)?.is_some() || Identity::at(&self.plain)?.is_none() {
             return Ok(());
         }
-        ignore_forbidden(std::fs::hard_link(&self.plain, &self.hashed))
+        // Not passed over where it is forbidden: we would meet under another name than those who have this one.
+        ignore(std::fs::hard_link(&self.plain, &self.hashed), &[io::ErrorKind::AlreadyExists])
     }
 
-    /// Give the segment its plain name, after it was opened.
+    /// Give the segment its plain name where nothing has it, after it was opened and as long as it is used.
     pub(crate) fn link_plain(&self) -> io::Result<()> {
-        ignore_forbidden(std::fs::hard_link(&self.hashed, &self.plain))
+        if Identity::at(&self.plain)?.is_some() {
+            return Ok(());
+        }
+        // The file may not be ours to link (`fs.protected_hardlinks`): then its owner sees to the other name.
+        let harmless = [io::ErrorKind::AlreadyExists, io::ErrorKind::PermissionDenied];
+        ignore(std::fs::hard_link(&self.hashed, &self.plain), &harmless)
     }
 }
 
@@ -75,14 +86,9 @@ pub(crate) fn shared_name(key: &GpuKey) -> String {
     format!("/opencoti-gpu-{key}")
 }
 
-/// Another process was faster, or the file is not ours to link (`fs.protected_hardlinks`): the other name stays away.
-fn ignore_forbidden(result: io::Result<()>) -> io::Result<()> {
+fn ignore(result: io::Result<()>, harmless: &[io::ErrorKind]) -> io::Result<()> {
     match result {
-        Err(error)
-            if matches!(error.kind(), io::ErrorKind::AlreadyExists | io::ErrorKind::PermissionDenied) =>
-        {
-            Ok(())
-        }
+        Err(error) if harmless.contains(&error.kind()) => Ok(()),
         other => other,
     }
 }

@@ -37,7 +37,7 @@ impl MappedSegment {
     /// Open the segment, or create it.
     pub(crate) fn open(place: &Place, path: &SegmentPath) -> Result<Self> {
         for _ in 0..RESTARTS_MAX {
-            path.adopt_plain().map_err(|error| unavailable(path.main(), &error))?;
+            adopt_plain(path)?;
             let file = ProcessFile::open(|| open_or_create(path.main(), place.mode()))
                 .map_err(|error| unavailable(path.main(), &error))?;
             let locks =
@@ -60,7 +60,7 @@ impl MappedSegment {
 
     /// Open the segment only if it is there: `None` when nobody ever joined.
     pub(crate) fn open_existing(place: &Place, path: &SegmentPath) -> Result<Option<Self>> {
-        path.adopt_plain().map_err(|error| unavailable(path.main(), &error))?;
+        adopt_plain(path)?;
         match Identity::at(path.main()) {
             Ok(None) => {
                 check_directory(path.main()).map(|()| None).map_err(|error| unavailable(path.main(), &error))
@@ -107,6 +107,8 @@ impl MappedSegment {
     pub(crate) fn still_named(&self, path: &SegmentPath) -> bool {
         keep_guarding();
         let named = matches!(Identity::at(path.main()), Ok(Some(named)) if named.same_file(self.identity));
+        // Newcomers that know only the other name come to us as well; where it cannot be mended, ours still leads here.
+        let _ = named.then(|| path.link_plain());
         named && self.whole() && self.locks.still_named()
     }
 }
@@ -118,6 +120,16 @@ impl MappedSegment {
 pub fn lock_kind(place: &Place, key: &GpuKey) -> Result<Option<LockKind>> {
     let segment = MappedSegment::open_existing(place, &SegmentPath::new(place, key))?;
     Ok(segment.map(|segment| segment.locks.kind()))
+}
+
+fn adopt_plain(path: &SegmentPath) -> Result<()> {
+    path.adopt_plain().map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => reason(
+            path.plain(),
+            format!("{error}; another user made it and alone may write to it: have its owner `chmod 666` it, or set `OCGPU_DIR`"),
+        ),
+        _ => unavailable(path.main(), &error),
+    })
 }
 
 fn initialise(file: &ProcessFile, path: &Path) -> Result<()> {

@@ -62,6 +62,11 @@ impl Drop for Guard {
     }
 }
 
+/// In a forked child: none of the guarded pages exists there.
+pub(super) fn forget_pages() {
+    PAGES.drain().for_each(drop);
+}
+
 /// Install the handler where it is not: at the first mapping, and again where another one was put over it.
 pub(crate) fn keep_guarding() {
     if current().is_none_or(|action| is_ours(&action)) {

@@ -16,6 +16,7 @@ use std::os::fd::AsRawFd;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Once, OnceLock};
 
+use super::fault;
 use super::table::{Entry, Table};
 
 /// Descriptors to close in a child, each raised by one: 0 marks a free place.
@@ -188,6 +189,7 @@ extern "C" fn in_parent() {
 
 extern "C" fn in_child() {
     GENERATION.fetch_add(1, Ordering::Relaxed);
+    fault::forget_pages();
     for word in WATCHED.drain() {
         // SAFETY: the number was entered by its owner, which will not touch it again in this process.
         let _ = i32::try_from(word - 1).map(|fd| unsafe { libc::close(fd) });

@@ -6,16 +6,19 @@ use std::os::fd::AsRawFd;
 use std::ptr::NonNull;
 
 use super::fault::Guard;
+use super::fork::fork_generation;
 
 /// `length` bytes of a file, mapped shared, readable and writable, until dropped.
 ///
-/// Where the file is cut, the bytes turn to zeros that no other process sees.
+/// Where the file is cut, the bytes turn to zeros that no other process sees. A forked child does not have it: a copy would
+/// keep the file's description open, and with it the parent's locks, for as long as the child lives.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     start: NonNull<u8>,
     length: usize,
     /// `None` once the mapping ends.
     guard: Option<Guard>,
+    generation: u32,
 }
 
 // SAFETY: the bytes are shared with other processes anyway; whoever reads them does so through atomics.
@@ -41,7 +44,13 @@ impl Mapping {
             return Err(io::Error::last_os_error());
         }
         let start = NonNull::new(address.cast()).ok_or_else(io::Error::last_os_error)?;
-        Ok(Self { start, length, guard: Some(Guard::new(address as usize)) })
+        let mapping =
+            Self { start, length, guard: Some(Guard::new(address as usize)), generation: fork_generation() };
+        // SAFETY: the range is the one mapped above.
+        match unsafe { libc::madvise(address, length, libc::MADV_DONTFORK) } {
+            0 => Ok(mapping),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     /// First byte of the mapping; page-aligned, valid for as long as `self` lives.
@@ -52,6 +61,11 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
+        if self.generation != fork_generation() {
+            // Not mapped here; the address may be another mapping's.
+            std::mem::forget(self.guard.take());
+            return;
+        }
         // First: the address may be another mapping's as soon as ours has ended.
         self.guard = None;
         // SAFETY: the range is the one that `mmap` returned, and nothing can refer to it after `self`.
