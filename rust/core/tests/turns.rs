@@ -22,6 +22,7 @@ const HAS_LOCK: u32 = 1;
 const UNGATED: u32 = 64;
 const INREQ: u32 = 1;
 const QUEUED: u32 = 2;
+const OVERDUE: u64 = 8;
 const WATCHDOG: Duration = Duration::from_secs(10);
 
 fn base(slot: usize) -> usize {
@@ -341,9 +342,14 @@ fn a_holder_that_moves_but_never_ends_its_turn_does_not_keep_it_for_ever() {
             }
         });
 
+        assert!(!pacer.arrive());
+        wait_until("being overdue", || {
+            assert!(!pacer.wait(Duration::from_millis(5)));
+            puppet.0.u64(ext(0) + TURN_FLAGS) & OVERDUE != 0
+        });
         let waited = begin(&pacer);
 
-        assert!(waited >= Duration::from_secs(2), "{waited:?}");
+        assert!(waited >= Duration::from_secs(1), "{waited:?}");
         *ended.lock().expect("no panic") = true;
     });
 }

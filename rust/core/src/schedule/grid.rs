@@ -45,15 +45,17 @@ impl Grid {
     /// The schedule of these peers. The last window runs to the period's end, so that no microsecond is nobody's.
     #[must_use]
     pub fn new(roster: &Roster) -> Self {
-        let floored = roster.floored_ppm();
-        let total: u64 = floored.iter().sum();
-        let smallest = roster.shares_ppm().into_iter().filter(|share| *share > 0).min().unwrap_or(0);
-        let period_us = period_us(smallest);
+        let parts = roster.parts().map(u128::from);
+        let total: u128 = parts.iter().sum();
+        let smallest = parts.into_iter().filter(|part| *part > 0).min().unwrap_or(1);
+        let wanted_us = u64::try_from(u128::from(WINDOW_MIN_US) * total / smallest).unwrap_or(u64::MAX);
+        let period_us = wanted_us.clamp(PERIOD_MIN_US, PERIOD_MAX_US);
         let mut ends_us = [0; SLOT_COUNT];
         let mut before = 0;
-        for (end, part) in ends_us.iter_mut().zip(floored) {
+        for (end, part) in ends_us.iter_mut().zip(parts) {
             before += part;
-            *end = (period_us * before).checked_div(total).unwrap_or(0);
+            let edge = (u128::from(period_us) * before).checked_div(total).unwrap_or(0);
+            *end = u64::try_from(edge).unwrap_or(u64::MAX);
         }
         Self { period_us, ends_us }
     }
@@ -127,6 +129,13 @@ mod tests {
     #[test]
     fn one_to_one_is_a_period_of_80_ms() {
         assert_eq!(grid(&[1000, 1000]).period_us(), 80_000);
+    }
+
+    #[test]
+    fn a_period_is_exact_to_the_microsecond() {
+        // Shares 10 % floored beside 0.3 and 2: 40 ms by (0.3 / 2.3) is 306,666.67 us.
+        assert_eq!(grid(&[300, 2000]).period_us(), 306_666);
+        assert_eq!(grid(&[300, 2500]).period_us(), 373_333);
     }
 
     #[test]

@@ -61,13 +61,15 @@ impl Roster {
         self.weights.get(slot).is_some_and(|weight| *weight > 0)
     }
 
-    /// Each slot's part before renormalising, at least the floor, in parts per million; 0 for an idle one.
+    /// Each slot's part of the sum of all parts, at least the floor before renormalising; 0 for an idle one.
+    ///
+    /// Whole numbers, so that no rounding separates peers who compute the same schedule by other means.
     #[must_use]
-    pub fn floored_ppm(&self) -> [u64; SLOT_COUNT] {
+    pub fn parts(&self) -> [u64; SLOT_COUNT] {
         let total: u64 = self.weights.iter().map(|weight| u64::from(*weight)).sum();
         self.weights.map(|weight| match weight {
             0 => 0,
-            _ => (u64::from(weight) * PPM / total).max(SHARE_FLOOR_PPM),
+            _ => (u64::from(weight) * PPM).max(total * SHARE_FLOOR_PPM),
         })
     }
 
@@ -83,9 +85,10 @@ impl Roster {
     /// ```
     #[must_use]
     pub fn shares_ppm(&self) -> [u32; SLOT_COUNT] {
-        let floored = self.floored_ppm();
-        let total: u64 = floored.iter().sum();
-        floored.map(|part| if part == 0 { 0 } else { u32::try_from(part * PPM / total).unwrap_or(u32::MAX) })
+        let parts = self.parts();
+        let total: u128 = parts.iter().map(|part| u128::from(*part)).sum();
+        let share = |part: u64| (u128::from(part) * u128::from(PPM)).checked_div(total).unwrap_or(0);
+        parts.map(|part| u32::try_from(share(part)).unwrap_or(u32::MAX))
     }
 }
 

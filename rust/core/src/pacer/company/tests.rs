@@ -40,11 +40,11 @@ fn seeds_wait_us(slots: &[SeedSlot], own: usize, wall_us: i64) -> u64 {
     }
     let milli = |index: &usize| (slots[*index].weight * 1000.0).round() as u64;
     let total: u64 = members.iter().map(milli).sum();
-    let floored: Vec<u64> =
-        members.iter().map(|index| (milli(index) * 1_000_000 / total).max(100_000)).collect();
+    // In tenths of the total: a share is at least one of ten.
+    let floored: Vec<u64> = members.iter().map(|index| (milli(index) * 10).max(total)).collect();
     let whole: u64 = floored.iter().sum();
-    let smallest = floored.iter().map(|part| part * 1_000_000 / whole).min().expect("members");
-    let period = (40_000 * 1_000_000 / smallest).clamp(80_000, 400_000);
+    let smallest = floored.iter().min().expect("members");
+    let period = (40_000 * whole / smallest).clamp(80_000, 400_000);
     let place = members.iter().position(|index| *index == own).expect("among them");
     let edge = |count: usize| period * floored[..count].iter().sum::<u64>() / whole;
     let at = wall_us.rem_euclid(period.cast_signed()).cast_unsigned();
