@@ -252,6 +252,27 @@ fn a_peer_of_the_seed_at_work_puts_all_on_the_grid_and_the_token_is_free() {
 }
 
 #[test]
+fn turns_go_to_a_peer_whose_clock_is_an_hour_off() {
+    for hour_us in [3_600_000_000, -3_600_000_000] {
+        let scratch = Scratch::new("hour");
+        let pacer = scratch.join("ours");
+        let puppet = Puppet::new(&scratch, 0, INREQ | QUEUED);
+        let mut beat_us = wall_us() + hour_us;
+        let mut progress = 0_u32;
+
+        wait_until("the turn to be given to it", || {
+            beat_us += 1;
+            puppet.0.write(base(Puppet::SLOT) + HEARTBEAT, &beat_us.to_le_bytes());
+            progress += 1;
+            puppet.write(PROGRESS, &progress.to_le_bytes());
+            let _ = pacer.arrive();
+            pacer.done();
+            puppet.has_token()
+        });
+    }
+}
+
+#[test]
 fn a_waiter_is_seen_to_wait_and_the_end_of_a_request_lets_it_go_on() {
     let scratch = Scratch::new("waiter");
     let (a, b) = (scratch.join("a"), scratch.join("b"));
