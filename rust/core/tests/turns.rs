@@ -22,6 +22,7 @@ const HAS_LOCK: u32 = 1;
 const UNGATED: u32 = 64;
 const INREQ: u32 = 1;
 const QUEUED: u32 = 2;
+const BOOST: u64 = 4;
 const OVERDUE: u64 = 8;
 const WATCHDOG: Duration = Duration::from_secs(10);
 
@@ -252,6 +253,43 @@ fn a_peer_of_the_seed_at_work_puts_all_on_the_grid_and_the_token_is_free() {
 }
 
 #[test]
+fn who_comes_to_work_with_no_debt_asks_to_go_first() {
+    let scratch = Scratch::new("boost");
+    let pacer = scratch.join("ours");
+    let puppet = Puppet::new(&scratch, 0, INREQ);
+    puppet.write(V, &1_000_000_u64.to_le_bytes());
+    puppet.take_token();
+
+    assert!(!pacer.arrive());
+
+    let flags = puppet.0.u64(ext(0) + TURN_FLAGS) & 15;
+    assert_eq!(flags, u64::from(INREQ | QUEUED) | BOOST);
+}
+
+#[test]
+fn the_step_after_a_turn_was_taken_is_not_charged_for_the_step_that_was_under_way() {
+    let scratch = Scratch::new("stolen");
+    let pacer = scratch.join("ours");
+    for _ in 0..10 {
+        assert!(pacer.arrive());
+        compute(Duration::from_millis(2));
+        pacer.done();
+    }
+    let puppet = Puppet::new(&scratch, 0, INREQ);
+    let v_us = puppet.0.u64(ext(0) + V);
+    puppet.write(V, &v_us.to_le_bytes());
+    puppet.take_token();
+
+    begin(&pacer);
+    compute(Duration::from_millis(200));
+    pacer.done();
+
+    // Two peers of weight 1: a step of 2 ms is 4 ms of virtual time, and one of 200 ms is 400.
+    let charged_us = puppet.0.u64(ext(0) + V) - v_us;
+    assert!((1..100_000).contains(&charged_us), "{charged_us}");
+}
+
+#[test]
 fn turns_go_to_a_peer_whose_clock_is_an_hour_off() {
     for hour_us in [3_600_000_000, -3_600_000_000] {
         let scratch = Scratch::new("hour");
@@ -284,6 +322,7 @@ fn a_waiter_is_seen_to_wait_and_the_end_of_a_request_lets_it_go_on() {
     assert_eq!((states(&a), states(&b)), (Some(PeerState::Running), Some(PeerState::Waiting)));
     a.close_request();
 
+    assert_eq!(holder(&scratch.bytes()), Some(1));
     assert!(b.look());
     assert_eq!((states(&a), states(&b)), (Some(PeerState::Idle), Some(PeerState::Running)));
 }
