@@ -223,7 +223,7 @@ class Pacer:
         """
     def idle(self, /) -> None:
         """
-        Idle at once: the others get this peer's share now, not after 2 s of silence.
+        Idle at once, for all threads of this process: the others get its share now, not after 2 s of silence.
         """
     def leave(self, /) -> None:
         """

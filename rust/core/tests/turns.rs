@@ -342,6 +342,22 @@ fn a_wait_that_is_given_up_leaves_no_trace() {
 }
 
 #[test]
+fn a_turn_that_comes_to_one_that_gave_up_goes_to_the_next_one() {
+    let scratch = Scratch::new("pass");
+    let (a, b, c) = (scratch.join("a"), scratch.join("b"), scratch.join("c"));
+    assert!(a.arrive());
+    assert!(!b.arrive());
+    assert!(!c.arrive());
+    a.idle();
+    assert_eq!(holder(&scratch.bytes()), Some(1));
+
+    b.abandon();
+
+    assert_eq!(holder(&scratch.bytes()), Some(2));
+    assert!(c.look());
+}
+
+#[test]
 fn steps_write_nothing_into_the_half_of_the_slot_that_a_living_peer_owns() {
     let scratch = Scratch::new("foreign");
     let pacer = scratch.join("ours");

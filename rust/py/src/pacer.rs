@@ -109,7 +109,7 @@ impl Pacer {
         }
     }
 
-    /// Idle at once: the others get this peer's share now, not after 2 s of silence.
+    /// Idle at once, for all threads of this process: the others get its share now, not after 2 s of silence.
     fn idle(&self) {
         if let Some(pacer) = &self.joined {
             pacer.idle();
