@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use ocgpu_core::{GpuKey, Pacer, Place, Schedule, Settings, Share};
 
 /// A directory that goes with the test.
-pub(crate) struct Scratch(PathBuf);
+pub(crate) struct Scratch(pub(crate) PathBuf);
 
 impl Scratch {
     pub(crate) fn new(name: &str) -> Self {
