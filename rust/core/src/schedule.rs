@@ -9,8 +9,8 @@ pub(crate) use grid::period_of_window_us;
 pub use grid::{Grid, period_us};
 pub use shares::{Roster, SHARE_FLOOR_PPM, WEIGHT_MILLI_DEFAULT, weight_milli};
 pub use turn::{
-    DEBT_MAX_US, Round, TurnPeer, WINDOW_DEFAULT_US, Want, believed_turn_limit_us, smooth_step_us,
-    turn_limit_us,
+    DEBT_MAX_US, Round, TurnPeer, WINDOW_DEFAULT_US, Want, believed_turn_limit_us, longest_step_us,
+    smooth_step_us, turn_limit_us,
 };
 
 /// Parts per million in a whole.

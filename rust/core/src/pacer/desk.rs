@@ -2,7 +2,7 @@
 
 use crate::layout::{ExtSlot, turn_flag};
 use crate::registry::Claim;
-use crate::schedule::{WINDOW_DEFAULT_US, Want, smooth_step_us, turn_limit_us};
+use crate::schedule::{WINDOW_DEFAULT_US, Want, longest_step_us, smooth_step_us, turn_limit_us};
 use crate::sync::Ordering;
 
 use super::meter::Meter;
@@ -25,7 +25,11 @@ impl Desk {
     pub(crate) fn sit(&mut self, claim: Claim) {
         if self.claim != Some(claim) {
             self.claim = Some(claim);
-            self.turn = OwnTurn { step_us: self.turn.step_us, ..OwnTurn::default() };
+            self.turn = OwnTurn {
+                step_us: self.turn.step_us,
+                longest_us: self.turn.longest_us,
+                ..OwnTurn::default()
+            };
             self.watch = Watch::default();
         }
     }
@@ -40,6 +44,8 @@ pub(crate) struct OwnTurn {
     pub(crate) v_us: i64,
     /// Length of our steps, smoothed.
     pub(crate) step_us: u32,
+    /// Length of our longest step of late.
+    longest_us: u32,
     /// The token's word of the turn that we entered; 0 when we have none.
     pub(crate) word: u64,
     /// Until when the turn is charged.
@@ -92,7 +98,8 @@ impl OwnTurn {
     pub(crate) fn publish_step(&mut self, ext: &ExtSlot, step_us: u64) {
         self.step_us = smooth_step_us(self.step_us, step_us);
         ext.step_us.store(self.step_us, Ordering::Relaxed);
-        ext.turn_limit_us.store(turn_limit_us(self.step_us), Ordering::Relaxed);
+        self.longest_us = longest_step_us(self.longest_us, step_us);
+        ext.turn_limit_us.store(turn_limit_us(self.step_us, self.longest_us), Ordering::Relaxed);
         ext.min_window_us.store(WINDOW_DEFAULT_US, Ordering::Relaxed);
     }
 

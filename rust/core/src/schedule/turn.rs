@@ -37,6 +37,8 @@ const HALF_PPM: u32 = 500_000;
 const TURN_LIMIT_RANGE_US: (u32, u32) = (100_000, 2_000_000);
 /// A turn's limit in steps of its holder.
 const TURN_LIMIT_STEPS: u32 = 4;
+/// The longest step of late is forgotten by this part with each step.
+const LONGEST_STEPS: u32 = 256;
 
 /// A member of the round, as the registry has it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -272,10 +274,19 @@ pub fn smooth_step_us(before_us: u32, step_us: u64) -> u32 {
     if before_us == 0 { step } else { before_us - before_us / 5 + step / 5 }
 }
 
-/// How long a holder with steps of this length may be silent before its turn is taken.
+/// The longest step of late, after one more step: a long one is forgotten over some hundreds of shorter ones.
 #[must_use]
-pub fn turn_limit_us(step_us: u32) -> u32 {
-    believed_turn_limit_us(step_us.saturating_mul(TURN_LIMIT_STEPS))
+pub fn longest_step_us(before_us: u32, step_us: u64) -> u32 {
+    let step = u32::try_from(step_us).unwrap_or(STEP_MAX_US);
+    (before_us - before_us / LONGEST_STEPS).max(step).min(STEP_MAX_US)
+}
+
+/// How long a holder may be silent before its turn is taken: four of its steps, or half as long again as its longest of
+/// late. So the prefills of a chat server, once seen, are not taken for hanging.
+#[must_use]
+pub fn turn_limit_us(step_us: u32, longest_us: u32) -> u32 {
+    let longest = longest_us.saturating_add(longest_us / 2);
+    believed_turn_limit_us(step_us.saturating_mul(TURN_LIMIT_STEPS).max(longest))
 }
 
 /// A turn limit that somebody published, kept within what is sensible.

@@ -59,7 +59,8 @@ impl World {
         });
         let since_us =
             self.token.since_us.max(peer.turn.progress_at_us).max(first_wait_us.min().unwrap_or(0));
-        let limit_us = SHORTEST_LIMIT_US.max(u64::from(peer.words.step_us) * 4).min(2_000_000);
+        let steps_us = (u64::from(peer.words.step_us) * 4).max(u64::from(peer.turn.longest_us) * 3 / 2);
+        let limit_us = SHORTEST_LIMIT_US.max(steps_us).min(2_000_000);
         // The waiter may look just before the last sign of life.
         let bound_us = limit_us + 2 * (LOOK_US + OVERSLEEP_US);
         assert!(self.now_us - since_us <= bound_us, "{holder} keeps the turn in silence since {since_us}");

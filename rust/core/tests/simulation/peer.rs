@@ -88,6 +88,7 @@ pub(crate) struct Private {
     pub(crate) stolen: bool,
     pub(crate) last_activity_us: Option<u64>,
     pub(crate) begun_us: u64,
+    pub(crate) longest_us: u32,
     pub(crate) charged_until_us: u64,
     pub(crate) used_us: u64,
     pub(crate) generation: u64,

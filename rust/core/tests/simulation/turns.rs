@@ -1,7 +1,9 @@
 //! The gate of turn mode: a token that is handed over, and what waiters do about a holder that does not move.
 
 use ocgpu_core::SLOT_COUNT;
-use ocgpu_core::schedule::{Round, TurnPeer, Want, believed_turn_limit_us, smooth_step_us, turn_limit_us};
+use ocgpu_core::schedule::{
+    Round, TurnPeer, Want, believed_turn_limit_us, longest_step_us, smooth_step_us, turn_limit_us,
+};
 
 use super::peer::State;
 use super::world::{Gate, World};
@@ -69,9 +71,11 @@ impl World {
         if std::mem::take(&mut peer.turn.beside) {
             spent_us = spent_us.min(u64::from(peer.words.step_us));
         } else {
-            peer.words.step_us = smooth_step_us(peer.words.step_us, self.now_us - peer.turn.begun_us);
+            let step_us = self.now_us - peer.turn.begun_us;
+            peer.words.step_us = smooth_step_us(peer.words.step_us, step_us);
+            peer.turn.longest_us = longest_step_us(peer.turn.longest_us, step_us);
         }
-        peer.words.turn_limit_us = turn_limit_us(peer.words.step_us);
+        peer.words.turn_limit_us = turn_limit_us(peer.words.step_us, peer.turn.longest_us);
         self.peers[slot].words.v_us = self.round(slot).charge(slot, spent_us);
         if !holds {
             return;

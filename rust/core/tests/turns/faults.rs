@@ -51,6 +51,28 @@ fn a_holder_that_does_not_move_loses_its_turn_after_its_limit_and_is_passed_over
 }
 
 #[test]
+fn a_long_step_of_late_lengthens_the_silence_that_is_taken_for_hanging() {
+    let scratch = Scratch::new("prefill");
+    let pacer = scratch.join("chat");
+    let bytes = scratch.bytes();
+    let limit_ms = |span_ms| {
+        assert!(pacer.arrive());
+        compute(Duration::from_millis(span_ms));
+        pacer.done();
+        (bytes.u64(ext(0) + TURN_LIMIT) & 0xffff_ffff) / 1000
+    };
+
+    assert!(limit_ms(2) < 300);
+    let after_prefill = limit_ms(200);
+    assert!(after_prefill >= 300, "{after_prefill}");
+    for _ in 0..20 {
+        limit_ms(2);
+    }
+
+    assert!(limit_ms(2) > after_prefill * 4 / 5);
+}
+
+#[test]
 fn a_peer_that_does_not_take_its_turn_is_passed_over() {
     let scratch = Scratch::new("untaken");
     let pacer = scratch.join("survivor");
@@ -129,6 +151,8 @@ fn what_another_release_laid_out_behind_the_seeds_part_is_left_alone() {
     bytes[1600..].fill(0x5a);
     std::fs::write(scratch.segment(), &bytes).expect("writable");
     let (a, b) = (scratch.join("a"), scratch.join("b"));
+    assert!(a.arrive());
+    a.done();
     b.open_request();
 
     for _ in 0..20 {

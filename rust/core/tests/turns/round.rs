@@ -160,6 +160,22 @@ fn a_waiter_is_seen_to_wait_and_the_end_of_a_request_lets_it_go_on() {
 }
 
 #[test]
+fn the_end_of_a_request_passes_on_a_turn_that_was_not_over() {
+    let scratch = Scratch::new("rest");
+    let pacer = scratch.join("ours");
+    let puppet = Puppet::new(&scratch, 0, INREQ | QUEUED);
+    pacer.open_request();
+    assert!(pacer.arrive());
+    compute(Duration::from_millis(1));
+    pacer.done();
+    assert_eq!(holder(&puppet.0), Some(0));
+
+    pacer.close_request();
+
+    assert!(puppet.has_token());
+}
+
+#[test]
 fn a_wait_that_is_given_up_leaves_no_trace() {
     let scratch = Scratch::new("abandon");
     let (a, b) = (scratch.join("a"), scratch.join("b"));

@@ -1,68 +1,20 @@
 //! What the rules of turns promise for any words that the registry may hold.
 
+mod examples;
+mod members;
+mod ungated;
+
 use ocgpu_core::SLOT_COUNT;
 use ocgpu_core::schedule::{
-    DEBT_MAX_US, PPM, Round, TurnPeer, Want, believed_turn_limit_us, smooth_step_us, turn_limit_us,
+    DEBT_MAX_US, PPM, Round, TurnPeer, Want, believed_turn_limit_us, longest_step_us, smooth_step_us,
+    turn_limit_us,
 };
 use proptest::prelude::*;
 
-type Members = [Option<TurnPeer>; SLOT_COUNT];
+use members::{alone, any_peer, honest, share_ppm, waiting, with_one};
 
 /// No step is believed to be longer.
 const STEP_MAX_US: u64 = 2_000_000;
-
-fn want() -> impl Strategy<Value = Want> {
-    prop_oneof![Just(Want::Nothing), Just(Want::Turn), Just(Want::Boost), Just(Want::Overdue)]
-}
-
-/// A peer as honest ones write themselves.
-fn honest() -> impl Strategy<Value = TurnPeer> {
-    (1_u32..=1_000_000, -2_000_000_i64..2_000_000, 1_u32..400_000, 0_u32..100_000, want()).prop_map(
-        |(weight_milli, v_us, step_us, min_window_us, want)| TurnPeer {
-            weight_milli,
-            v_us,
-            step_us,
-            min_window_us,
-            want,
-        },
-    )
-}
-
-/// A peer of any bits, the extremes often.
-fn any_peer() -> impl Strategy<Value = TurnPeer> {
-    let v_us = prop_oneof![any::<i64>(), Just(i64::MIN), Just(i64::MAX), -10_i64..10];
-    let word = || prop_oneof![any::<u32>(), Just(0), Just(u32::MAX)];
-    (word(), v_us, word(), word(), want()).prop_map(|(weight_milli, v_us, step_us, min_window_us, want)| {
-        TurnPeer { weight_milli, v_us, step_us, min_window_us, want }
-    })
-}
-
-/// Members, one slot of which is taken.
-fn with_one(peer: impl Strategy<Value = TurnPeer>) -> impl Strategy<Value = (Members, usize)> {
-    let peers = prop::collection::vec((peer, any::<bool>()), SLOT_COUNT);
-    (peers, 0..SLOT_COUNT).prop_map(|(peers, slot)| {
-        let kept =
-            peers.into_iter().enumerate().map(|(at, (peer, there))| (there || at == slot).then_some(peer));
-        (kept.collect::<Vec<_>>().try_into().expect("one per slot"), slot)
-    })
-}
-
-fn waiting(members: &Members, holder: usize) -> Vec<(usize, TurnPeer)> {
-    let peers = members.iter().enumerate().filter_map(|(slot, peer)| peer.map(|peer| (slot, peer)));
-    peers.filter(|(slot, peer)| *slot != holder && peer.want != Want::Nothing).collect()
-}
-
-fn alone(own: TurnPeer, slot: usize) -> Round {
-    let mut members = [None; SLOT_COUNT];
-    members[slot] = Some(own);
-    Round::new(&members)
-}
-
-fn two(own: TurnPeer, other: TurnPeer) -> Round {
-    let mut members = [None; SLOT_COUNT];
-    (members[0], members[1]) = (Some(own), Some(other));
-    Round::new(&members)
-}
 
 proptest! {
     #[test]
@@ -276,131 +228,23 @@ proptest! {
     }
 
     #[test]
-    fn a_turn_limit_is_four_steps_within_a_tenth_of_a_second_and_two(
-        step in prop_oneof![0_u32..1_000_000, any::<u32>()], published in prop_oneof![0_u32..3_000_000, any::<u32>()]
+    fn the_longest_step_is_kept_over_a_request_and_forgotten_over_many(longest in 100_000_u64..2_000_000) {
+        let after = |steps| (0..steps).fold(longest_step_us(0, longest), |longest, _| longest_step_us(longest, 8000));
+
+        prop_assert_eq!(u64::from(after(0)), longest);
+        prop_assert!(u64::from(after(60)) * 5 > longest * 3);
+        prop_assert!(after(2000) <= 8000 + 256);
+    }
+
+    #[test]
+    fn a_turn_limit_is_four_steps_or_half_as_long_again_as_the_longest_within_a_tenth_of_a_second_and_two(
+        step in prop_oneof![0_u32..1_000_000, any::<u32>()], longest in prop_oneof![0_u32..1_500_000, any::<u32>()],
+        published in prop_oneof![0_u32..3_000_000, any::<u32>()]
     ) {
-        let limit = u64::from(turn_limit_us(step));
+        let limit = u64::from(turn_limit_us(step, longest));
 
-        prop_assert_eq!(limit, (u64::from(step) * 4).clamp(100_000, 2_000_000));
+        let wanted = (u64::from(step) * 4).max(u64::from(longest) * 3 / 2);
+        prop_assert_eq!(limit, wanted.clamp(100_000, 2_000_000));
         prop_assert_eq!(believed_turn_limit_us(published), published.clamp(100_000, 2_000_000));
-    }
-}
-
-fn share_ppm(members: &Members, slot: usize) -> u32 {
-    let mut roster = ocgpu_core::schedule::Roster::default();
-    for (slot, peer) in members.iter().enumerate() {
-        if let Some(peer) = peer {
-            roster.insert(slot, peer.weight_milli);
-        }
-    }
-    roster.shares_ppm()[slot]
-}
-
-fn peer(v_us: i64, want: Want) -> TurnPeer {
-    TurnPeer { weight_milli: 1000, v_us, step_us: 8000, min_window_us: 0, want }
-}
-
-#[test]
-fn a_turn_ends_half_a_turn_ahead_at_the_nearest_step() {
-    // Period 80 ms, quantum 40 ms: half a turn is 20 ms ahead of the mean, 40 ms ahead of the other.
-    let ahead = |by_us| two(peer(by_us, Want::Nothing), peer(0, Want::Turn)).must_yield(0, 10_000);
-
-    assert!(!ahead(31_000));
-    assert!(ahead(33_000));
-}
-
-#[test]
-fn a_turn_is_stretched_to_five_quarters_of_its_quantum_while_somebody_used_less() {
-    // Far behind the mean, ahead of the one who waits.
-    let mut members = [None; SLOT_COUNT];
-    members[0] = Some(peer(0, Want::Nothing));
-    members[1] = Some(peer(-1, Want::Turn));
-    members[2] = Some(peer(900_000, Want::Nothing));
-    let round = Round::new(&members);
-
-    // Period 120 ms, quantum 40 ms.
-    assert_eq!(round.remaining_us(0, 0), round.quantum_us(0) * 5 / 4);
-    assert!(!round.must_yield(0, 45_000));
-    assert!(round.must_yield(0, 47_000));
-}
-
-#[test]
-fn a_boosted_one_ends_the_turn_of_one_that_used_more() {
-    let holder = peer(5000, Want::Nothing);
-
-    assert!(two(holder, peer(4000, Want::Boost)).must_yield(0, 1000));
-    assert!(!two(holder, peer(4000, Want::Turn)).must_yield(0, 1000));
-    assert!(!two(holder, peer(5000, Want::Boost)).must_yield(0, 1000));
-}
-
-/// Peers 0 and 1, weights 2:1, take turns as a real shell would while peer 2 shows the same hostile virtual time for
-/// ever and never takes part. Answers with how often the turn changed hands and the longest turn.
-fn beside_a_hostile_time(v_us: i64, want: Want) -> (u32, u64) {
-    let mut members = [None; SLOT_COUNT];
-    members[0] = Some(TurnPeer { weight_milli: 2000, ..peer(0, Want::Nothing) });
-    members[1] = Some(peer(0, Want::Turn));
-    members[2] = Some(peer(v_us, want));
-    let (mut holder, mut used_us, mut longest_us, mut changes) = (0, 0, 0, 0);
-    for _ in 0..2000 {
-        let charged_us = Round::new(&members).charge(holder, 8000);
-        members[holder].as_mut().expect("a member").v_us = charged_us;
-        used_us += 8000;
-        longest_us = used_us.max(longest_us);
-        if !Round::new(&members).must_yield(holder, used_us) {
-            continue;
-        }
-        members[holder].as_mut().expect("a member").want = Want::Turn;
-        // The hostile one does not begin: its turn is taken.
-        holder = 1 - holder;
-        members[holder].as_mut().expect("a member").want = Want::Nothing;
-        (used_us, changes) = (0, changes + 1);
-    }
-    (changes, longest_us)
-}
-
-#[test]
-fn a_hostile_virtual_time_costs_shares_but_hangs_nobody() {
-    for v_us in [i64::MIN, i64::MAX, 0, -DEBT_MAX_US] {
-        for want in [Want::Nothing, Want::Turn, Want::Ungated] {
-            let (changes, longest_us) = beside_a_hostile_time(v_us, want);
-
-            // A natural round is 163 ms; five quarters of it and a step.
-            assert!(longest_us <= 212_000 && changes >= 50, "{v_us} {want:?}: {changes}, {longest_us} us");
-        }
-    }
-}
-
-proptest! {
-    #[test]
-    fn an_ungated_peer_with_half_of_the_card_or_less_takes_no_turns((members, own) in with_one(any_peer()), ungated in 0..SLOT_COUNT) {
-        prop_assume!(own != ungated);
-        let mut members = members;
-        members[ungated] = Some(TurnPeer { want: Want::Ungated, ..members[ungated].unwrap_or_default() });
-        prop_assume!(share_ppm(&members, ungated) <= 500_000);
-        let with = Round::new(&members);
-        members[ungated] = None;
-        let without = Round::new(&members);
-
-        prop_assert_eq!(with.next_after(own), without.next_after(own));
-        prop_assert_eq!((with.len(), with.period_us()), (without.len(), without.period_us()));
-        prop_assert_eq!(with.quantum_us(own), without.quantum_us(own));
-        prop_assert_eq!((with.quantum_us(ungated), with.mean_v_us()), (0, without.mean_v_us()));
-    }
-
-    #[test]
-    fn an_ungated_peer_whose_share_is_more_is_left_what_it_lacks(v_us in any::<i64>(), weight in 1001_u32..9000) {
-        let ungated = TurnPeer { weight_milli: weight, v_us, ..peer(0, Want::Ungated) };
-        let round = two(peer(0, Want::Nothing), ungated);
-        let (own, rest) = (round.quantum_us(0), round.quantum_us(1));
-
-        // Of the time that others compute in, it has half; with its rest that must make its share.
-        let had = (rest + own / 2) * 1_000_000 / (rest + own);
-        let mut roster = ocgpu_core::schedule::Roster::default();
-        roster.insert(0, 1000);
-        roster.insert(1, weight);
-        prop_assert!(had.abs_diff(u64::from(roster.shares_ppm()[1])) <= 50, "{}", had);
-        prop_assert_eq!(round.next_after(0), Some(1));
-        prop_assert!(round.rested(1) >= -round.period_us().cast_signed());
-        prop_assert!(round.rested(1) <= DEBT_MAX_US + round.period_us().cast_signed());
     }
 }
