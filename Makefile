@@ -7,7 +7,8 @@ BIN := .venv/bin
 SCRIPTS := .github/scripts
 PYTEST_WORKERS ?= 4
 SHARE ?= --json target/bench-share.json
-.PHONY: help setup dev demo test test-rust test-python test-contended bench bench-share stubs stubs-check lint format wheels-check lock ci audit clean
+LEASES ?=
+.PHONY: help setup dev demo test test-rust test-python test-contended bench bench-share bench-lease stubs stubs-check lint format wheels-check lock ci audit clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -39,6 +40,9 @@ bench: dev ## all benchmarks, each beside its floor or a peer in the same run
 
 bench-share: dev ## how one contended core is shared, schedule beside schedule (about 30 min; SHARE="--quick" for less)
 	$(BIN)/python -m benches.sharing $(SHARE)
+
+bench-lease: dev ## the lease beside flock, filelock, fasteners and portalocker (about 2 min)
+	$(BIN)/python -m benches.leases $(LEASES)
 
 stubs: setup ## generate python/ocgpu/_ocgpu.pyi from the Rust code
 	$(SCRIPTS)/stubs.sh

@@ -83,3 +83,15 @@ def test_readme_names_every_setting_that_has_no_effect_yet() -> None:
     (named,) = re.findall(r"without effect so far:\n  ([^.]*)\.", README) or [""]
 
     assert re.findall(r"`([A-Z_]+)`", named) == unused
+
+
+def test_every_witness_of_a_proof_is_a_test() -> None:
+    sources = [*(ROOT / "tests").rglob("*.py"), *(ROOT / "rust" / "core" / "tests").rglob("*.rs")]
+    code = "\n".join(source.read_text(encoding="utf-8") for source in sources)
+    defined = set(re.findall(r"^\s*(?:async )?(?:def|fn) (\w+)\(", code, re.MULTILINE))
+
+    for proof in (ROOT / "docs" / "proofs").glob("*.md"):
+        text = proof.read_text(encoding="utf-8")
+        witnesses = set(re.findall(r"`((?:test_|[a-z]+_)\w+_\w+)`", text))
+        assert len(witnesses) > 20
+        assert witnesses - defined - {"try_acquire", "lease_status"} == set()

@@ -53,6 +53,10 @@ def until_recorded(pid: int) -> None:
     wait_until(lambda: [holder.pid for holder in lease_status().holders] == [pid])
 
 
+def is_stopped(pid: int) -> bool:
+    return "\nState:\tT" in Path(f"/proc/{pid}/status").read_text()
+
+
 def test_the_command_runs_under_the_lease_with_its_own_input_and_output() -> None:
     code = "import ocgpu, sys; print(ocgpu.lease_status().mode, sys.stdin.read())"
 
@@ -119,6 +123,37 @@ def test_who_holds_is_said_once_while_waiting_with_foreign_text_escaped() -> Non
     assert errors.count("\n") == 1
     assert f"ocgpu: waiting for the lease, held by pid {os.getpid()} " in errors
     assert "fine\\x1b[2J" in errors
+
+
+def test_who_holds_is_said_again_every_minute() -> None:
+    code = (
+        "import ocgpu.run, sys\n"
+        "assert ocgpu.run.TELL_INTERVAL == 60.0\n"
+        "ocgpu.run.TELL_INTERVAL = 0.02\n"
+        "sys.exit(ocgpu.run.run(ocgpu.Lease(), ['true']))\n"
+    )
+    with Lease(reason="a render"):
+        waiting = subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True)
+        assert waiting.stderr is not None
+        lines = [waiting.stderr.readline() for _ in range(3)]
+    waiting.communicate(timeout=20)
+
+    assert waiting.returncode == 0
+    assert all(line.endswith("for: a render\n") for line in lines), lines
+
+
+def test_a_waiting_run_that_is_stopped_leaves_the_queue_and_comes_back() -> None:
+    with Lease() as lease:
+        waiter = subprocess.Popen([*RUN, "--", "true"], stderr=subprocess.DEVNULL)
+        wait_until(lambda: lease.wanted() == 1)
+
+        waiter.send_signal(signal.SIGTSTP)
+        wait_until(lambda: is_stopped(waiter.pid))
+        assert lease.wanted() == 0
+        waiter.send_signal(signal.SIGCONT)
+        wait_until(lambda: lease.wanted() == 1)
+
+    assert waiter.wait(20) == 0
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ PEERS = [
         state="running",
         heartbeat_age_ms=212,
         slot=0,
+        lease="shared",
     ),
     SimpleNamespace(
         pid=12,
@@ -33,6 +34,7 @@ PEERS = [
         state="idle",
         heartbeat_age_ms=3,
         slot=15,
+        lease=None,
     ),
 ]
 
@@ -46,15 +48,15 @@ def _environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def registry(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+def registry(monkeypatch: pytest.MonkeyPatch, lease: SimpleNamespace) -> SimpleNamespace:
     """What `ocgpu.peers` answers; `asked` is the GPU that it was asked about."""
     state = SimpleNamespace(peers=PEERS, asked=None)
 
     def peers(gpu: object = None) -> SimpleNamespace:
         state.asked = gpu
-        text = json.dumps({"gpu_key": gpu, "self": None, "peers": []})
+        document = {"gpu_key": gpu, "self": None, "peers": []}
         return SimpleNamespace(
-            gpu_key=gpu, schedule="grid", peers=state.peers, to_json=lambda: text
+            gpu_key=gpu, schedule="grid", peers=state.peers, to_dict=lambda: document
         )
 
     monkeypatch.setattr(ocgpu, "peers", peers)
@@ -65,6 +67,7 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def lease(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """What `ocgpu.lease_status` answers."""
     status = SimpleNamespace(held=False, mode=None, holders=[], waiters=[])
+    status.to_dict = lambda: {"held": status.held}
     monkeypatch.setattr(ocgpu, "lease_status", lambda gpu=None: status)
     return status
 
@@ -86,9 +89,9 @@ def test_peers_are_plain_columns_without_a_terminal(
 
     assert capsys.readouterr().out == (
         "gpu card: 2 peers, schedule grid\n"
-        "PID   WEIGHT  SHARE  BUSY   STATE    HEARTBEAT  SLOT  NAME\n"
-        "4711  2       66.7%  31.0%  running  212ms      0     chat\n"
-        "12    1.5     33.3%  0.0%   idle     3ms        15    [red]x[/]\\x1b[2J\\nroot\n"
+        "PID   WEIGHT  SHARE  BUSY   STATE    HEARTBEAT  SLOT  LEASE   NAME\n"
+        "4711  2       66.7%  31.0%  running  212ms      0     shared  chat\n"
+        "12    1.5     33.3%  0.0%   idle     3ms        15    -       [red]x[/]\\x1b[2J\\nroot\n"
     )
 
 
@@ -136,6 +139,23 @@ def test_a_real_peer_is_listed_by_a_real_command(processes: Processes, tmp_path:
     assert [peer["pid"] for peer in answer["peers"]] == [os.getpid()]
 
 
+def test_a_lease_that_is_held_stands_below_the_peers(
+    registry: SimpleNamespace, lease: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
+    registry.peers = []
+    lease.held, lease.mode = True, "exclusive"
+    lease.holders = [party(pid=7, name="train", mode="exclusive")]
+
+    assert main(["peers", "--gpu", "card"]) == 0
+
+    assert capsys.readouterr().out.splitlines() == [
+        "gpu card: no peers, schedule grid",
+        "gpu card: lease held, exclusive",
+        "ROLE    PID  MODE       FOR  NAME   REASON",
+        "holder  7    exclusive  ?    train  ?",
+    ]
+
+
 def test_no_peers_is_said_in_one_line(
     registry: SimpleNamespace, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -155,7 +175,8 @@ def test_peers_as_json_is_what_the_library_says(
 
     assert main(["peers", "--json"]) == 0
 
-    assert json.loads(capsys.readouterr().out) == {"gpu_key": "pretend", "self": None, "peers": []}
+    document = {"gpu_key": "pretend", "self": None, "peers": [], "lease": {"held": False}}
+    assert json.loads(capsys.readouterr().out) == document
     assert registry.asked == "pretend"
 
 

@@ -42,6 +42,10 @@ class Lease:
         """
         Check a time-out that is used later.
         """
+    def _finish(self, /, wait: LeaseWait) -> None:
+        """
+        Collect a wait that is over: the lease is held, or an exception says why not.
+        """
     def _lend(self, /) -> list[int]: ...
     def _record_as(self, /, pid: SupportsIndex, name: str) -> None: ...
     def _start(self, /, timeout: SupportsFloat | SupportsIndex | None) -> LeaseWait | None: ...
@@ -76,11 +80,11 @@ class Lease:
         """
     def wanted(self, /) -> int:
         """
-        How many waiters can be known to queue behind this lease; 0 when it is not held.
+        How many waiters queue behind this lease; 0 when it is not held.
 
-        Counted are the processes asleep in flock(2) on the file, those of other programs too, as
-        `/proc/locks` shows them. 0 can also mean that nothing is known: a waiter in another pid
-        namespace does not show there, nor does a program that only tries now and then.
+        Counted are ocgpu's waiters, and other programs asleep in flock(2) on the file as far as
+        `/proc/locks` shows them: not in another pid namespace. A program that only tries now and then
+        does not show at all.
         """
 
 @final
@@ -114,7 +118,7 @@ class LeaseParty:
     @property
     def since(self, /) -> float | None:
         """
-        When it got the lease, in seconds since the epoch.
+        When it got the lease or began to wait, in seconds since the epoch.
         """
     def to_dict(self, /) -> "dict[str, object]":
         """
@@ -155,7 +159,8 @@ class LeaseStatus:
     @property
     def waiters(self, /) -> list[LeaseParty]:
         """
-        Those asleep in a wait for it, as far as `/proc/locks` shows them.
+        Those who wait for it, in the order in which they will be served; then other programs asleep in
+        flock(2) on the file, as far as `/proc/locks` shows them.
         """
 
 @final
@@ -170,10 +175,6 @@ class LeaseWait:
     def fileno(self, /) -> int:
         """
         The descriptor to watch for reading; it stays open as long as this object lives.
-        """
-    def finish(self, /) -> None:
-        """
-        Collect a wait that is over: the lease is held, or an exception says why not.
         """
 
 @disjoint_base
@@ -280,6 +281,11 @@ class Peer:
     def heartbeat_age_ms(self, /) -> int:
         """
         Milliseconds since its last heartbeat, by the wall clock.
+        """
+    @property
+    def lease(self, /) -> str | None:
+        """
+        How it holds the lease of the GPU, `"exclusive"` or `"shared"`; None when it does not.
         """
     @property
     def name(self, /) -> str:

@@ -8,6 +8,7 @@ beyond the library (the server, msgspec, rich) is imported when it runs, so that
 import argparse
 import errno
 import io
+import json
 import os
 import sys
 from collections.abc import Callable
@@ -187,11 +188,16 @@ def _demo(arguments: argparse.Namespace) -> int:
 
 
 def _peers(arguments: argparse.Namespace) -> int:
-    snapshot = ocgpu.peers(resolve_key(arguments.gpu))
+    key = resolve_key(arguments.gpu)
+    snapshot = ocgpu.peers(key)
+    lease = ocgpu.lease_status(key)
     if arguments.json:
-        sys.stdout.write(f"{snapshot.to_json()}\n")
+        document = {**snapshot.to_dict(), "lease": lease.to_dict()}
+        sys.stdout.write(f"{json.dumps(document)}\n")
     else:
         show(peers_table(snapshot))
+        if lease.held:
+            show(lease_table(key, lease))
     return 0
 
 

@@ -16,7 +16,8 @@ __all__ = ["Lease", "LeaseParty", "LeaseStatus", "lease_status"]
 class Lease(_ocgpu.Lease):
     """A machine-wide claim on one GPU, held until released or until the process dies.
 
-    The kernel excludes the others and frees the lease of a process that ends, however it ends.
+    The kernel excludes the others and frees the lease of a process that ends, however it ends. Who
+    waits is served first come, first served, and sleeps until then.
     One object holds the lease once: for a second claim make a second object, also in the same
     process, where the two exclude each other. There is no upgrade from shared to exclusive and no
     downgrade: release, then acquire the other. A forked child does not hold its parent's lease.
@@ -85,7 +86,7 @@ class Lease(_ocgpu.Lease):
             return
         try:
             await readable(wait, seconds)
-            wait.finish()
+            self._finish(wait)
         except TimeoutError:
             self._stop(wait, seconds or 0.0)
         except BaseException:
@@ -133,8 +134,10 @@ def lease_status(
 ) -> LeaseStatus:
     """Look at a lease without touching it: no acquisition anywhere is disturbed by it.
 
-    `held` and `mode` are right for all leases of ocgpu. Holders by name, waiters, and locks that
-    other programs put on the file (`flock(1)`) are hints, from the record and `/proc/locks`.
+    `held` and `mode` are right for all leases of ocgpu. Names and waiters are hints, which their
+    processes wrote; waiters stand in the order in which they will be served. Locks that other
+    programs put on the file (`flock(1)`), and their waiters, are seen in `/proc/locks` where that
+    can be read; a program that only tries now and then is not seen waiting.
 
     Args:
         gpu: As for `Lease`.

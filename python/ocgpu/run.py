@@ -9,7 +9,11 @@ keeps the lease until they have ended too.
 """
 
 import argparse
+import os
+import signal
 import sys
+import threading
+import time
 from typing import Any, Final, NoReturn
 
 from ocgpu.device import gpu_argument
@@ -26,6 +30,8 @@ CANNOT_EXECUTE: Final = 126
 """Exit status for a command that is there and cannot be run, as in a shell."""
 NOT_FOUND: Final = 127
 """Exit status for a command that is not there, as in a shell."""
+TELL_INTERVAL: Final = 60.0
+"""Seconds between two messages to a person who waits."""
 
 _EPILOG: Final = (
     "Exit status: the command's own; 75 when the lease is busy or timed out; 126 or 127 when the "
@@ -90,9 +96,10 @@ def run(lease: Lease, argv: list[str], *, timeout: float | None = None) -> int:
         LeaseTimeoutError: `timeout` seconds passed.
     """
     if not lease.try_acquire():
-        if timeout != 0.0:
-            _say(f"waiting for the lease, held by {_holders(lease)}")
-        lease.acquire(timeout=timeout)
+        if timeout == 0.0:
+            lease.acquire(timeout=0)
+        else:
+            _wait(lease, timeout)
     try:
         return supervise(lease, argv)
     except OSError as error:
@@ -100,6 +107,49 @@ def run(lease: Lease, argv: list[str], *, timeout: float | None = None) -> int:
         return NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE
     finally:
         lease.release()
+
+
+def _wait(lease: Lease, timeout: float | None) -> None:
+    """Wait for `lease`, and say who has it: once, then every minute."""
+    ended = threading.Event()
+
+    def tell() -> None:
+        while True:
+            _say(f"waiting for the lease, held by {_holders(lease)}")
+            if ended.wait(TELL_INTERVAL):
+                return
+
+    teller = threading.Thread(target=tell, name="ocgpu-run", daemon=True)
+    teller.start()
+    try:
+        _queue(lease, timeout)
+    finally:
+        ended.set()
+        teller.join()
+
+
+def _queue(lease: Lease, timeout: float | None) -> None:
+    """Acquire `lease`; Ctrl-Z leaves the queue: a stopped process would hold up the others."""
+
+    def suspend(*_: object) -> NoReturn:
+        raise _SuspendedError
+
+    deadline = None if timeout is None else time.monotonic() + timeout
+    before = signal.signal(signal.SIGTSTP, suspend)
+    try:
+        while not lease.held:
+            left = None if deadline is None else max(deadline - time.monotonic(), 0.001)
+            try:
+                lease.acquire(timeout=left)
+            except _SuspendedError:
+                lease.release()
+                os.kill(os.getpid(), signal.SIGSTOP)
+    finally:
+        signal.signal(signal.SIGTSTP, before)
+
+
+class _SuspendedError(Exception):
+    """The terminal told us to stop."""
 
 
 def _holders(lease: Lease) -> str:

@@ -37,6 +37,7 @@ def peers_table(snapshot: "Snapshot") -> Table:
             peer.state,
             f"{peer.heartbeat_age_ms}ms",
             str(peer.slot),
+            peer.lease or "-",
             printable(peer.name),
         )
         for peer in snapshot.peers
@@ -44,7 +45,7 @@ def peers_table(snapshot: "Snapshot") -> Table:
     count = {0: "no peers", 1: "1 peer"}.get(len(rows), f"{len(rows)} peers")
     return Table(
         f"gpu {printable(snapshot.gpu_key)}: {count}, schedule {snapshot.schedule}",
-        ("PID", "WEIGHT", "SHARE", "BUSY", "STATE", "HEARTBEAT", "SLOT", "NAME"),
+        ("PID", "WEIGHT", "SHARE", "BUSY", "STATE", "HEARTBEAT", "SLOT", "LEASE", "NAME"),
         rows,
     )
 

@@ -44,6 +44,10 @@ pub(crate) mod flag {
     pub(crate) const HAS_LOCK: u32 = 1;
     /// The owner calls the gate.
     pub(crate) const PACED: u32 = 2;
+    /// The owner holds the GPU's lease, exclusively.
+    pub(crate) const LEASE_EX: u32 = 4;
+    /// The owner holds the GPU's lease, shared.
+    pub(crate) const LEASE_SH: u32 = 8;
     /// The owner is leaving.
     pub(crate) const STOPPING: u32 = 16;
     /// The owner holds the slot's lock file, beside or instead of the byte.

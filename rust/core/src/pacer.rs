@@ -202,6 +202,14 @@ impl Pacer {
         self.member().ok().and_then(Member::remaining_us)
     }
 
+    /// Show the other peers that this process holds the lease of their GPU. A forked child starts without.
+    pub fn note_lease(&self, exclusive: bool, shared: bool) {
+        let flags = if exclusive { flag::LEASE_EX } else { 0 } | if shared { flag::LEASE_SH } else { 0 };
+        if let Some(Ok(joined)) = self.joined.get() {
+            joined.member.note_lease(flags);
+        }
+    }
+
     /// Change the weight while running.
     ///
     /// # Errors

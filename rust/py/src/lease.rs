@@ -4,6 +4,7 @@
 use std::ops::ControlFlow;
 use std::os::fd::IntoRawFd;
 use std::path::PathBuf;
+use std::sync::Mutex;
 use std::time::Duration;
 
 use ocgpu_core::{Error, GpuKey, LeaseMode, LeaseOptions, Place};
@@ -11,11 +12,17 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::error::to_python;
+use crate::tenure;
 
 /// A machine-wide claim on one GPU; `ocgpu.Lease` adds the `with` forms.
 #[pyclass(frozen, subclass, module = "ocgpu")]
 #[derive(Debug)]
-pub(crate) struct Lease(ocgpu_core::Lease);
+pub(crate) struct Lease {
+    core: ocgpu_core::Lease,
+    /// Whose pacers are to show it; None for a lease at a path.
+    key: Option<GpuKey>,
+    shown: Mutex<bool>,
+}
 
 #[pymethods]
 impl Lease {
@@ -26,29 +33,33 @@ impl Lease {
         let options = LeaseOptions { mode: parse_mode(mode).map_err(to_python)?, reason, signals };
         target(key, path)
             .and_then(|target| match target {
-                Target::Path(path, permissions) => ocgpu_core::Lease::at_path(&path, permissions, options),
-                Target::Gpu(place, key) => ocgpu_core::Lease::new(&place, &key, options),
+                Target::Path(path, permissions) => {
+                    ocgpu_core::Lease::at_path(&path, permissions, options).map(|core| (core, None))
+                }
+                Target::Gpu(place, key) => {
+                    ocgpu_core::Lease::new(&place, &key, options).map(|core| (core, Some(key)))
+                }
             })
-            .map(Self)
+            .map(|(core, key)| Self { core, key, shown: Mutex::new(false) })
             .map_err(to_python)
     }
 
     /// Whether this process holds the lease through this object.
     #[getter]
     fn held(&self) -> bool {
-        self.0.held()
+        self.core.held()
     }
 
     /// `"exclusive"` or `"shared"`: how this lease is held when it is.
     #[getter]
     fn mode(&self) -> &'static str {
-        self.0.mode().as_str()
+        self.core.mode().as_str()
     }
 
     /// The lease file.
     #[getter]
     fn path(&self) -> PathBuf {
-        self.0.path().to_owned()
+        self.core.path().to_owned()
     }
 
     /// Take the lease if that needs no waiting; False when somebody else has it.
@@ -56,23 +67,26 @@ impl Lease {
     /// Raises:
     ///     LeaseError: This object holds it or waits for it already, or the file cannot be used.
     fn try_acquire(&self) -> PyResult<bool> {
-        self.0.try_acquire().map_err(to_python)
+        let got = self.core.try_acquire();
+        self.show();
+        got.map_err(to_python)
     }
 
     /// Give the lease back, or end a wait for it.
     ///
     /// Harmless when it is not held, from any thread, and in a forked child, where it frees nothing.
     fn release(&self, py: Python<'_>) {
-        py.detach(|| self.0.release());
+        py.detach(|| self.core.release());
+        self.show();
     }
 
-    /// How many waiters can be known to queue behind this lease; 0 when it is not held.
+    /// How many waiters queue behind this lease; 0 when it is not held.
     ///
-    /// Counted are the processes asleep in flock(2) on the file, those of other programs too, as
-    /// `/proc/locks` shows them. 0 can also mean that nothing is known: a waiter in another pid
-    /// namespace does not show there, nor does a program that only tries now and then.
+    /// Counted are ocgpu's waiters, and other programs asleep in flock(2) on the file as far as
+    /// `/proc/locks` shows them: not in another pid namespace. A program that only tries now and then
+    /// does not show at all.
     fn wanted(&self) -> usize {
-        self.0.wanted()
+        self.core.wanted()
     }
 
     fn _acquire(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
@@ -83,7 +97,7 @@ impl Lease {
                 clippy::redundant_closure_for_method_calls,
                 reason = "the method fits no single lifetime"
             )]
-            self.0.acquire(timeout, || match Python::attach(|py| py.check_signals()) {
+            self.core.acquire(timeout, || match Python::attach(|py| py.check_signals()) {
                 Ok(()) => ControlFlow::Continue(()),
                 Err(raised) => {
                     signal = Some(raised);
@@ -91,6 +105,7 @@ impl Lease {
                 }
             })
         });
+        self.show();
         signal.map_or_else(|| result.map_err(to_python), Err)
     }
 
@@ -102,27 +117,58 @@ impl Lease {
 
     fn _start(&self, timeout: Option<f64>) -> PyResult<Option<LeaseWait>> {
         if parse_timeout(timeout).map_err(to_python)? == Some(Duration::ZERO) {
-            let got = self.0.try_acquire().map_err(to_python)?;
-            return if got { Ok(None) } else { Err(to_python(self.0.busy())) };
+            return if self.try_acquire()? { Ok(None) } else { Err(to_python(self.core.busy())) };
         }
-        Ok(self.0.start(true).map_err(to_python)?.map(LeaseWait))
+        let wait = self.core.start(true);
+        self.show();
+        Ok(wait.map_err(to_python)?.map(LeaseWait))
     }
 
     fn _stop(&self, py: Python<'_>, wait: &LeaseWait, timeout: f64) -> PyResult<()> {
         let timeout = parse_timeout(Some(timeout)).map_err(to_python)?.unwrap_or_default();
-        if py.detach(|| wait.0.stop()).map_err(to_python)? {
+        let got = py.detach(|| wait.0.stop());
+        self.show();
+        if got.map_err(to_python)? {
             return Ok(());
         }
-        Err(to_python(self.0.timed_out(timeout)))
+        Err(to_python(self.core.timed_out(timeout)))
+    }
+
+    /// Collect a wait that is over: the lease is held, or an exception says why not.
+    fn _finish(&self, wait: &LeaseWait) -> PyResult<()> {
+        let finished = wait.0.finish();
+        self.show();
+        finished.map_err(to_python)
     }
 
     fn _lend(&self) -> PyResult<Vec<i32>> {
-        let copies = self.0.lend().map_err(to_python)?.unwrap_or_default();
+        let copies = self.core.lend().map_err(to_python)?.unwrap_or_default();
         Ok(copies.into_iter().map(IntoRawFd::into_raw_fd).collect())
     }
 
     fn _record_as(&self, pid: u32, name: &str) {
-        self.0.record_as(pid, name);
+        self.core.record_as(pid, name);
+    }
+}
+
+impl Lease {
+    /// Let the pacers of this process show whether it is held.
+    fn show(&self) {
+        let Some(key) = &self.key else { return };
+        // Taken with the GIL held alone; a child that was forked without it may find it locked.
+        let Ok(mut shown) = self.shown.try_lock() else { return };
+        let held = self.core.held();
+        if *shown != held {
+            *shown = held;
+            tenure::changed(key, self.core.mode(), held);
+        }
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        self.core.release();
+        self.show();
     }
 }
 
@@ -136,11 +182,6 @@ impl LeaseWait {
     /// The descriptor to watch for reading; it stays open as long as this object lives.
     fn fileno(&self) -> i32 {
         self.0.event_fd().unwrap_or(-1)
-    }
-
-    /// Collect a wait that is over: the lease is held, or an exception says why not.
-    fn finish(&self) -> PyResult<()> {
-        self.0.finish().map_err(to_python)
     }
 
     /// End the wait; the lease is not held afterwards.
@@ -180,7 +221,7 @@ impl LeaseParty {
         self.0.mode.map(LeaseMode::as_str)
     }
 
-    /// When it got the lease, in seconds since the epoch.
+    /// When it got the lease or began to wait, in seconds since the epoch.
     #[getter]
     fn since(&self) -> Option<f64> {
         self.0.since_us.map(seconds)
@@ -228,7 +269,8 @@ impl LeaseStatus {
         self.0.holders.iter().cloned().map(LeaseParty).collect()
     }
 
-    /// Those asleep in a wait for it, as far as `/proc/locks` shows them.
+    /// Those who wait for it, in the order in which they will be served; then other programs asleep in
+    /// flock(2) on the file, as far as `/proc/locks` shows them.
     #[getter]
     fn waiters(&self) -> Vec<LeaseParty> {
         self.0.waiters.iter().cloned().map(LeaseParty).collect()

@@ -5,6 +5,7 @@ mod forms;
 mod lease;
 mod pacer;
 mod snapshot;
+mod tenure;
 
 use pyo3::prelude::*;
 

@@ -1,11 +1,13 @@
 //! `Pacer`: the compiled base of `ocgpu.Pacer`, which adds what Python does better.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use ocgpu_core::{GpuKey, Place, Schedule, Settings};
 use pyo3::prelude::*;
 
 use crate::error::to_python;
+use crate::tenure;
 
 /// Longest wait without a look at Python's signals, so that Ctrl-C works.
 const SLICE: Duration = Duration::from_millis(20);
@@ -13,7 +15,7 @@ const SLICE: Duration = Duration::from_millis(20);
 /// A process's place among the peers of one GPU; see `ocgpu.Pacer`.
 #[pyclass(subclass, frozen, module = "ocgpu._ocgpu")]
 pub(crate) struct Pacer {
-    joined: Option<ocgpu_core::Pacer>,
+    joined: Option<Arc<ocgpu_core::Pacer>>,
     /// Why nothing was joined.
     reason: Option<String>,
     weight: f64,
@@ -38,8 +40,9 @@ impl Pacer {
         let key = GpuKey::new(gpu_key).map_err(to_python)?;
         let place = Place::from_env().map_err(to_python)?;
         let schedule = Schedule::parse(schedule).map_err(to_python)?;
-        let settings = Settings { key, place, weight, name, gated, schedule };
-        let joined = py.detach(|| ocgpu_core::Pacer::join(settings)).map_err(to_python)?;
+        let settings = Settings { key: key.clone(), place, weight, name, gated, schedule };
+        let joined = Arc::new(py.detach(|| ocgpu_core::Pacer::join(settings)).map_err(to_python)?);
+        tenure::joined(&key, &joined);
         Ok(Self { joined: Some(joined), reason: None, weight })
     }
 
@@ -55,17 +58,18 @@ impl Pacer {
 
     /// End the unit before, and begin the next one if it need not wait: False = wait, with `_wait` and `_look`.
     fn _arrive(&self) -> bool {
-        self.joined.as_ref().is_none_or(ocgpu_core::Pacer::arrive)
+        self.joined.as_deref().is_none_or(ocgpu_core::Pacer::arrive)
     }
 
     /// Whether the unit that had to wait has begun now.
     fn _look(&self) -> bool {
-        self.joined.as_ref().is_none_or(ocgpu_core::Pacer::look)
+        self.joined.as_deref().is_none_or(ocgpu_core::Pacer::look)
     }
 
     /// Wait for a turn in a thread of its own; None where there is nothing to wait for.
     fn _start_wait(&self) -> PyResult<Option<TurnWait>> {
-        let wait = self.joined.as_ref().map(ocgpu_core::Pacer::start_wait).transpose().map_err(to_python)?;
+        let wait =
+            self.joined.as_deref().map(ocgpu_core::Pacer::start_wait).transpose().map_err(to_python)?;
         Ok(wait.flatten().map(TurnWait))
     }
 
@@ -118,13 +122,13 @@ impl Pacer {
 
     /// Seconds left of this peer's turn, 0.0 before it, `inf` when it need not share: size a prefill chunk by it.
     fn remaining(&self) -> f64 {
-        self.joined.as_ref().and_then(ocgpu_core::Pacer::remaining_us).map_or(f64::INFINITY, seconds)
+        self.joined.as_deref().and_then(ocgpu_core::Pacer::remaining_us).map_or(f64::INFINITY, seconds)
     }
 
     /// Relative claim on the compute.
     #[getter]
     fn weight(&self) -> f64 {
-        self.joined.as_ref().map_or(self.weight, ocgpu_core::Pacer::weight)
+        self.joined.as_deref().map_or(self.weight, ocgpu_core::Pacer::weight)
     }
 
     fn _set_weight(&self, weight: f64) -> PyResult<()> {
@@ -137,19 +141,19 @@ impl Pacer {
     /// Whether this process is registered and paced at present.
     #[getter]
     fn enabled(&self) -> bool {
-        self.joined.as_ref().is_some_and(|pacer| pacer.reason().is_none())
+        self.joined.as_deref().is_some_and(|pacer| pacer.reason().is_none())
     }
 
     /// Why `enabled` is False; None when it is True.
     #[getter]
     fn reason(&self) -> Option<String> {
-        self.joined.as_ref().map_or_else(|| self.reason.clone(), ocgpu_core::Pacer::reason)
+        self.joined.as_deref().map_or_else(|| self.reason.clone(), ocgpu_core::Pacer::reason)
     }
 
     /// Its slot in the registry, 0 to 15; None when it has none.
     #[getter]
     fn slot(&self) -> Option<usize> {
-        self.joined.as_ref().and_then(ocgpu_core::Pacer::slot)
+        self.joined.as_deref().and_then(ocgpu_core::Pacer::slot)
     }
 
     /// Leave the peers. Harmless when repeated; the pacer stays usable as one that never sleeps.
@@ -175,7 +179,7 @@ impl TurnWait {
 impl Pacer {
     /// Everybody of this GPU as this peer sees them; nobody while it is not joined.
     pub(crate) fn look_around(&self) -> ocgpu_core::Snapshot {
-        self.joined.as_ref().map(ocgpu_core::Pacer::snapshot).unwrap_or_default()
+        self.joined.as_deref().map(ocgpu_core::Pacer::snapshot).unwrap_or_default()
     }
 }
 

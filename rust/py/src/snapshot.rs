@@ -80,6 +80,12 @@ impl Peer {
         self.0.steps
     }
 
+    /// How it holds the lease of the GPU, `"exclusive"` or `"shared"`; None when it does not.
+    #[getter]
+    fn lease(&self) -> Option<&'static str> {
+        self.0.lease.map(ocgpu_core::LeaseMode::as_str)
+    }
+
     fn __repr__(&self) -> String {
         let peer = &self.0;
         format!(

@@ -1,22 +1,22 @@
 //! The two files of a lease, and what is done to them without waiting.
 //!
 //! Exclusion rests on flock(2) of the lease file alone, so that `flock(1)`, gpulease and filelock exclude us and are
-//! excluded. The second file, `….q`, carries what must not touch that lock: the state byte, by which anybody can see
-//! whether and how the lease is held. Looking at the lock itself would mean taking it for a moment, and somebody who
-//! tries without waiting would be told "busy" for no reason.
+//! excluded. The second file, `….q`, carries what must not touch that lock: the queue, and the state byte, by which
+//! anybody can see whether and how the lease is held. Looking at the lock itself would mean taking it for a moment, and
+//! somebody who tries without waiting would be told "busy" for no reason.
 
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
+use super::gate::{Gate, GateLook};
+use super::hint::Hint;
 use super::record::{RECORD_BYTES, Record, RecordTemplate};
 use super::{LeaseMode, clock};
 use crate::error::{Error, Result};
 use crate::sys::{self, Identity, ProcessFile};
 
-/// The state byte, far beyond the end of the gate file: write-locked = held exclusively, read-locked = shared.
-const STATE_BYTE: i64 = 1 << 38;
 /// How often a file may be replaced under us in one attempt before we call it an error.
 const REPLACED_MAX: u32 = 100;
 
@@ -41,8 +41,8 @@ impl Spot {
 #[derive(Debug)]
 pub(super) struct Files {
     lock: ProcessFile,
-    /// None where it cannot be used: that costs what others can see, never exclusion.
-    gate: Option<ProcessFile>,
+    /// None where it cannot be used: that costs order and what others can see, never exclusion.
+    gate: Option<Gate>,
     identity: Identity,
     /// Another process was given the descriptions: an unlock would end its lease too.
     lent: bool,
@@ -54,11 +54,20 @@ impl Files {
         // the state byte is free before the lease is, and the next holder finds it so.
         let lock = ProcessFile::open(|| open_lock(spot)).map_err(|error| unusable(&spot.lock, &error))?;
         let identity = Identity::of(&lock).map_err(|error| unusable(&spot.lock, &error))?;
-        let gate = ProcessFile::open(|| sys::open_or_create(&spot.gate, spot.permissions)).ok();
-        Ok(Self { lock, gate, identity, lent: false })
+        Ok(Self { lock, gate: Gate::open(spot), identity, lent: false })
     }
 
-    /// Take the lease now, or see that another has it (`None` in the first place, with the files in the second).
+    /// Open the lease file that is there now; our place in the queue stays.
+    fn reopen(self, spot: &Spot) -> Result<Self> {
+        let kept = self.gate.filter(|gate| gate.is_current(spot));
+        let opened = Self::open(spot)?;
+        Ok(match kept.and_then(Gate::reopened) {
+            Some(gate) => Self { gate: Some(gate), ..opened },
+            None => opened,
+        })
+    }
+
+    /// Take the lease now, or see that another has it or waits for it. The files come back either way.
     pub(super) fn try_claim(kept: Option<Self>, spot: &Spot, mode: LeaseMode) -> Result<(bool, Self)> {
         let mut kept = kept;
         for _ in 0..REPLACED_MAX {
@@ -66,8 +75,10 @@ impl Files {
                 Some(files) => files,
                 None => Self::open(spot)?,
             };
-            let got = sys::lock_file(&files.lock, mode.into(), false)
-                .map_err(|error| unusable(&spot.lock, &error))?;
+            let first = !files.gate.as_ref().is_some_and(Gate::has_waiters);
+            let got = first
+                && sys::lock_file(&files.lock, mode.into(), false)
+                    .map_err(|error| unusable(&spot.lock, &error))?;
             if files.is_current(spot)? {
                 return Ok((got, files));
             }
@@ -77,13 +88,51 @@ impl Files {
         Err(Error::LeaseUnavailable { path: spot.lock.clone(), reason })
     }
 
-    /// Sleep until the lock is ours. `Ok(false)`: a signal ended the sleep.
+    /// Queue for the lease, behind all who wait.
+    pub(super) fn enqueue(&mut self, spot: &Spot, mode: LeaseMode, template: &RecordTemplate) {
+        if !self.gate.as_ref().is_some_and(|gate| gate.is_current(spot)) {
+            self.gate = Gate::open(spot);
+        }
+        if let Some(gate) = &mut self.gate {
+            gate.enqueue();
+            gate.announce_wait(mode, &template.author);
+        }
+    }
+
+    /// Leave the queue: served, or tired of waiting.
+    pub(super) fn dequeue(&mut self) {
+        if let Some(gate) = &mut self.gate {
+            gate.dequeue();
+        }
+    }
+
+    /// Sleep until the lock is ours, at our place in the queue. `Ok(false)`: a signal ended the sleep, or the one before us
+    /// is gone and there may be another.
     pub(super) fn claim_waiting(&self, spot: &Spot, mode: LeaseMode) -> Result<bool> {
-        match sys::lock_file(&self.lock, mode.into(), true) {
+        let first = self.gate.as_ref().map_or(Ok(true), Gate::advance);
+        match first.and_then(|first| Ok(first && sys::lock_file(&self.lock, mode.into(), true)?)) {
             Ok(got) => Ok(got),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(false),
             Err(error) => Err(unusable(&spot.lock, &error)),
         }
+    }
+
+    /// The files to go on with after a lock that came: these, or those that the path names by now, which are not locked.
+    pub(super) fn checked(
+        self,
+        spot: &Spot,
+        template: &RecordTemplate,
+        mode: LeaseMode,
+    ) -> Result<(bool, Self)> {
+        if self.is_current(spot)? {
+            return Ok((true, self));
+        }
+        let queued = self.gate.as_ref().is_some_and(|gate| gate.is_current(spot));
+        let mut files = self.reopen(spot)?;
+        if !queued {
+            files.enqueue(spot, mode, template);
+        }
+        Ok((false, files))
     }
 
     /// Whether the path still names the file that we have open: only then does its lock mean anything.
@@ -93,24 +142,41 @@ impl Files {
     }
 
     /// Tell others that the lease is held, how, and by whom. Failures cost hints only.
-    pub(super) fn announce(&self, mode: LeaseMode, template: &RecordTemplate) {
-        if let Some(gate) = &self.gate {
-            let _ = sys::lock_byte(gate, STATE_BYTE, mode.into(), false);
+    pub(super) fn announce(&mut self, mode: LeaseMode, template: &RecordTemplate) {
+        if let Some(gate) = &mut self.gate {
+            gate.announce_held(mode, &template.author);
         }
         self.write_record(template);
     }
 
-    pub(super) fn write_record(&self, template: &RecordTemplate) {
+    /// Name another process as the holder.
+    pub(super) fn announce_as(&mut self, mode: LeaseMode, template: &RecordTemplate) {
+        if let Some(gate) = &mut self.gate {
+            gate.rename(mode, &template.author);
+        }
+        self.write_record(template);
+    }
+
+    fn write_record(&self, template: &RecordTemplate) {
         let _ = self.lock.write_all_at(&template.stamp(clock::wall_us()), 0);
     }
 
+    /// Give up a wait; the files can be used again.
+    pub(super) fn withdraw(mut self) -> Self {
+        if let Some(gate) = &mut self.gate {
+            gate.dequeue();
+            gate.withdraw_hint();
+        }
+        self
+    }
+
     /// Give the lease back; `None` when the files had to be closed for that.
-    pub(super) fn release(self) -> Option<Self> {
+    pub(super) fn release(mut self) -> Option<Self> {
         if self.lent {
             return None;
         }
-        if let Some(gate) = &self.gate {
-            let _ = sys::unlock_byte(gate, STATE_BYTE);
+        if let Some(gate) = &mut self.gate {
+            gate.announce_free();
         }
         sys::unlock_file(&self.lock).ok().map(|()| self)
     }
@@ -119,14 +185,15 @@ impl Files {
     pub(super) fn lend(&mut self) -> io::Result<Vec<File>> {
         let mut copies = vec![self.lock.try_clone()?];
         if let Some(gate) = &self.gate {
-            copies.push(gate.try_clone()?);
+            copies.push(gate.file().try_clone()?);
         }
         self.lent = true;
         Ok(copies)
     }
 
-    pub(super) fn identity(&self) -> Identity {
-        self.identity
+    /// How many queue behind us, and which lease this is.
+    pub(super) fn waiters(&self) -> (usize, Identity) {
+        (self.gate.as_ref().map_or(0, Gate::waiters), self.identity)
     }
 }
 
@@ -136,6 +203,7 @@ pub(super) struct Look {
     pub(super) identity: Option<Identity>,
     pub(super) state: Option<LeaseMode>,
     pub(super) record: Record,
+    pub(super) hints: Vec<Hint>,
 }
 
 impl Look {
@@ -146,12 +214,8 @@ impl Look {
         };
         let mut bytes = [0; RECORD_BYTES];
         let length = lock.read_at(&mut bytes, 0).unwrap_or(0);
-        let state = sys::open_existing(&spot.gate)
-            .ok()
-            .flatten()
-            .and_then(|gate| sys::byte_lock_held(&gate, STATE_BYTE).ok().flatten())
-            .map(LeaseMode::from);
-        Ok(Self { identity: Identity::of(&lock).ok(), state, record: Record::parse(&bytes[..length]) })
+        let GateLook { state, hints } = GateLook::at(spot);
+        Ok(Self { identity: Identity::of(&lock).ok(), state, record: Record::parse(&bytes[..length]), hints })
     }
 }
 

@@ -7,10 +7,24 @@
 //! | file | what it holds |
 //! |---|---|
 //! | `ocgpu-<key>.lease` | the lock, and a record of who took it last |
-//! | `ocgpu-<key>.lease.q` | the state byte: whether and how the lease is held, visible without touching the lock |
+//! | `ocgpu-<key>.lease.q` | the queue; the state byte, which shows whether and how it is held; hints for people |
+//!
+//! What happens to an object in each state (`docs/proofs/lease.md` says why):
+//!
+//! | event | free | waiting | held |
+//! |---|---|---|---|
+//! | `try_acquire` | held, or false | `LeaseMisuse` | `LeaseMisuse` |
+//! | `acquire` | held, or waiting | `LeaseMisuse` | `LeaseMisuse` |
+//! | `release`, by any thread | – | free; the wait says `LeaseInterrupted` | free |
+//! | the wait's time is over | | held if the lease came first, else free | |
+//! | the waiting call is interrupted or cancelled | | free, whatever came first | |
+//! | dropped; the process exits, dies, executes another program | free | free | free |
+//! | forked: the child's copy | free | free, the parent waits on | free, the parent holds on |
 
 mod claim;
 mod files;
+mod gate;
+mod hint;
 mod mode;
 mod record;
 mod status;
@@ -36,7 +50,7 @@ pub use status::{LeaseParty, LeaseStatus};
 use wait::{Errand, Waiting};
 
 /// A waiting caller looks for signals this often.
-const SLICE: Duration = Duration::from_millis(50);
+const SLICE: Duration = Duration::from_millis(20);
 
 /// What a lease is made of.
 #[derive(Debug, Clone)]
@@ -125,7 +139,7 @@ impl Lease {
     pub fn try_acquire(&self) -> Result<bool> {
         let claim = self.claim();
         let mut state = claim.lock();
-        let (got, files) =
+        let (got, mut files) =
             Files::try_claim(take_files(&mut state, &self.spot)?, &self.spot, self.options.mode)?;
         if got {
             files.announce(self.options.mode, &claim.template);
@@ -136,7 +150,7 @@ impl Lease {
         Ok(got)
     }
 
-    /// Take the lease, waiting up to `timeout` (`None`: for ever; zero: not at all). `go_on` is asked every 50 ms.
+    /// Take the lease, waiting up to `timeout` (`None`: for ever; zero: not at all). `go_on` is asked every 20 ms.
     ///
     /// # Errors
     /// As `try_acquire`; `LeaseBusy` when `timeout` is zero and another has it, `LeaseTimeout` when the time is over,
@@ -175,13 +189,15 @@ impl Lease {
         let claim = self.claim();
         let mut state = claim.lock();
         let mode = self.options.mode;
-        let (got, files) = Files::try_claim(take_files(&mut state, &self.spot)?, &self.spot, mode)?;
+        let (got, mut files) = Files::try_claim(take_files(&mut state, &self.spot)?, &self.spot, mode)?;
         if got {
             files.announce(mode, &claim.template);
             *state = State::Held(files);
             return Ok(None);
         }
         let template = Arc::clone(&claim.template);
+        // Here and not in the thread: callers of one process are served in the order of their calls.
+        files.enqueue(&self.spot, mode, &template);
         let errand = Errand { files, spot: self.spot.clone(), mode, template };
         let waiting = Waiting::start(errand, with_event, self.options.signals)?;
         *state = State::Waiting(Arc::clone(&waiting));
@@ -195,18 +211,18 @@ impl Lease {
         }
     }
 
-    /// How many waiters can be known to queue behind this lease; 0 when it is not held or nothing is known.
+    /// How many waiters queue behind this lease; 0 when it is not held.
     ///
-    /// Counted are processes asleep in flock(2) on the file, ocgpu's and others', as `/proc/locks` shows them. A
-    /// waiter in another pid namespace and one that only tries now and then do not show.
+    /// Counted are ocgpu's waiters, and other programs asleep in flock(2) on the file as far as `/proc/locks` shows
+    /// them: not in another pid namespace. A program that only tries now and then does not show at all.
     #[must_use]
     pub fn wanted(&self) -> usize {
         let Some(claim) = self.claim.get() else { return 0 };
-        let identity = match &*claim.lock() {
-            State::Held(files) => files.identity(),
+        let (queued, identity) = match &*claim.lock() {
+            State::Held(files) => files.waiters(),
             _ => return 0,
         };
-        sys::file_lock_lines(identity).iter().filter(|line| line.waiting).count()
+        queued + status::strangers(&self.spot, identity)
     }
 
     /// Copies of the lease's handles for a child process that is to hold it as well: the lease is then free when the
@@ -228,8 +244,8 @@ impl Lease {
 
     /// Name another process as the holder in the record, one that `lend` made a holder.
     pub fn record_as(&self, pid: u32, name: &str) {
-        if let State::Held(files) = &*self.claim().lock() {
-            files.write_record(&template(&self.options, pid, name));
+        if let State::Held(files) = &mut *self.claim().lock() {
+            files.announce_as(self.options.mode, &template(&self.options, pid, name));
         }
     }
 

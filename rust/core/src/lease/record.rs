@@ -7,6 +7,7 @@
 use serde_json::Value;
 
 use super::LeaseMode;
+use super::hint::Author;
 use crate::json::escape_into;
 
 /// Bytes of a record: a page would do as well, but one sector is enough for every field.
@@ -22,6 +23,8 @@ const TAIL_BYTES: usize = 12 + 20 + 2;
 #[derive(Debug)]
 pub(super) struct RecordTemplate {
     head: String,
+    /// The same for hints.
+    pub(super) author: Author,
 }
 
 /// What goes into a record.
@@ -41,6 +44,7 @@ pub(super) struct RecordFields<'a> {
 impl RecordTemplate {
     pub(super) fn new(fields: &RecordFields<'_>) -> Self {
         let RecordFields { token, pid, lock_pid, pid_namespace, uid, name, mode, reason } = fields;
+        let author = Author::new(*pid, *pid_namespace, name);
         let name = json_text(name, NAME_BYTES_MAX);
         let mut head = format!(
             "{pid}\n{{\"token\":\"{token:016x}\",\"pid\":{pid},\"lock_pid\":{lock_pid},\"pidns\":{pid_namespace},\"uid\":{uid},\
@@ -52,7 +56,7 @@ impl RecordTemplate {
             let room = RECORD_BYTES - TAIL_BYTES - head.len();
             head.push_str(&json_text(cut(reason, REASON_BYTES_MAX), room));
         }
-        Self { head }
+        Self { head, author }
     }
 
     /// The whole record for an acquisition at `since_us` (wall clock).

@@ -4,6 +4,7 @@ use std::fmt;
 
 use super::LeaseMode;
 use super::files::{Look, Spot};
+use super::hint::{Claimed, Hint};
 use super::record::Record;
 use crate::error::Result;
 use crate::json::Object;
@@ -20,7 +21,7 @@ pub struct LeaseParty {
     pub reason: Option<String>,
     /// How it holds or wants the lease.
     pub mode: Option<LeaseMode>,
-    /// Wall clock of the acquisition, in microseconds since the epoch.
+    /// Wall clock of the acquisition or the begin of the wait, in microseconds since the epoch.
     pub since_us: Option<i64>,
 }
 
@@ -50,7 +51,7 @@ pub struct LeaseStatus {
     pub mode: Option<LeaseMode>,
     /// Those who have it, as far as they can be known: empty is possible while `held`.
     pub holders: Vec<LeaseParty>,
-    /// Those asleep in a wait for it, as far as `/proc/locks` shows them.
+    /// Those who wait for it, first come first; then other programs as far as `/proc/locks` shows them.
     pub waiters: Vec<LeaseParty>,
 }
 
@@ -93,19 +94,44 @@ pub(super) fn look(spot: &Spot) -> Result<LeaseStatus> {
     let look = Look::at(spot)?;
     let lines = look.identity.map(sys::file_lock_lines).unwrap_or_default();
     let namespace = sys::process_identity().pid_namespace;
-    Ok(judge(look.state, &look.record, &lines, namespace))
+    Ok(judge(&look, &lines, namespace))
 }
 
-fn judge(state: Option<LeaseMode>, record: &Record, lines: &[LockLine], namespace: u64) -> LeaseStatus {
+/// How many sleep in the lock without a place in our queue, as far as the system tells.
+pub(super) fn strangers(spot: &Spot, identity: sys::Identity) -> usize {
+    let waiting = sys::file_lock_lines(identity).into_iter().filter(|line| line.waiting);
+    let lines: Vec<LockLine> = waiting.collect();
+    if lines.is_empty() {
+        return 0;
+    }
+    let hints = Look::at(spot).map(|look| look.hints).unwrap_or_default();
+    outside(lines, &hints).len()
+}
+
+/// The sleepers that have no place in our queue. Its head sleeps in the lock as well, under a number that may be another
+/// one in our pid namespace.
+fn outside(mut lines: Vec<LockLine>, hints: &[Hint]) -> Vec<LockLine> {
+    let head = hints.iter().find(|hint| matches!(hint.claimed, Claimed::Wanted(_)));
+    let unseen = head.is_some_and(|head| lines.iter().all(|line| line.pid != head.author.pid));
+    lines.retain(|line| !wants(hints, line.pid));
+    if unseen && !lines.is_empty() {
+        lines.remove(0);
+    }
+    lines
+}
+
+fn judge(look: &Look, lines: &[LockLine], namespace: u64) -> LeaseStatus {
     let (waiting, holding): (Vec<LockLine>, Vec<LockLine>) =
         lines.iter().copied().partition(|line| line.waiting);
-    let mode = state.or_else(|| holding.first().map(|line| line.mode.into()));
+    let mode = look.state.or_else(|| holding.first().map(|line| line.mode.into()));
     let mut holders: Vec<LeaseParty> =
         holding.iter().filter(|line| sys::process_exists(line.pid)).copied().map(from_line).collect();
     let nameless = holders.is_empty() || holders.len() < holding.len();
-    if let Some(recorded) = mode.and_then(|mode| recorded(record, mode, namespace)) {
+    if mode == Some(LeaseMode::Shared) {
+        holders = shared_holders(look, holders, namespace);
+    } else if let Some(recorded) = mode.and_then(|mode| recorded(&look.record, mode, namespace)) {
         // `ocgpu run` took the lock, the command that it runs is the one to name.
-        let locker = record.lock_pid.or(record.pid);
+        let locker = look.record.lock_pid.or(look.record.pid);
         match holders.iter_mut().find(|holder| holder.pid == locker) {
             Some(holder) => *holder = recorded,
             // A lock without a living owner in sight is one that a child inherited, or one of another namespace.
@@ -113,8 +139,49 @@ fn judge(state: Option<LeaseMode>, record: &Record, lines: &[LockLine], namespac
             None => {}
         }
     }
-    let waiters = waiting.into_iter().map(from_line).collect();
+    let ours = look.hints.iter().filter(|hint| matches!(hint.claimed, Claimed::Wanted(_)));
+    let strangers = outside(waiting, &look.hints).into_iter();
+    let waiters = ours.map(|hint| from_hint(hint, namespace)).chain(strangers.map(from_line)).collect();
     LeaseStatus { held: mode.is_some(), mode, holders, waiters }
+}
+
+/// Those who say so, with what the record adds to one of them; then those that only the system shows.
+fn shared_holders(look: &Look, lines: Vec<LeaseParty>, namespace: u64) -> Vec<LeaseParty> {
+    let says = |hint: &&Hint| hint.claimed == Claimed::Held(LeaseMode::Shared);
+    let mut holders: Vec<LeaseParty> =
+        look.hints.iter().filter(says).map(|hint| from_hint(hint, namespace)).collect();
+    if let Some(recorded) = recorded(&look.record, LeaseMode::Shared, namespace) {
+        let unseen = holders.is_empty() && lines.iter().all(|line| line.pid != look.record.lock_pid);
+        match holders.iter_mut().find(|holder| holder.pid == recorded.pid) {
+            Some(holder) => *holder = recorded,
+            None if unseen => holders.push(recorded),
+            None => {}
+        }
+    }
+    let spoken_for =
+        look.record.lock_pid.filter(|_| holders.iter().any(|holder| holder.pid == look.record.pid));
+    for line in lines {
+        if line.pid != spoken_for && holders.iter().all(|holder| holder.pid != line.pid) {
+            holders.push(line);
+        }
+    }
+    holders
+}
+
+fn wants(hints: &[Hint], pid: u32) -> bool {
+    hints.iter().any(|hint| hint.author.pid == pid && matches!(hint.claimed, Claimed::Wanted(_)))
+}
+
+fn from_hint(hint: &Hint, namespace: u64) -> LeaseParty {
+    let (Claimed::Held(mode) | Claimed::Wanted(mode)) = hint.claimed;
+    LeaseParty {
+        // A number from another pid namespace would name a stranger here.
+        pid: Some(hint.author.pid).filter(|_| hint.author.is_of(namespace)),
+        name: Some(hint.author.name()),
+        reason: None,
+        mode: Some(mode),
+        since_us: Some(hint.since_us),
+    }
 }
 
 /// The record's holder, if it can be the present one: a record of another mode is a former holder's.

@@ -1,4 +1,4 @@
-//! Waiting for the lease without polling: one thread per waiting acquisition sleeps in flock(2).
+//! Waiting for the lease without polling: one thread per waiting acquisition sleeps in the queue, then in flock(2).
 //!
 //! A blocking flock hands over in 20 µs where a poll needs tens of milliseconds, but it knows no time-out, and a
 //! caller who waits in it can neither see Ctrl-C nor go on with its event loop. So a thread of our own sleeps there,
@@ -133,43 +133,31 @@ impl Waiting {
         }
     }
 
-    /// A queue in front of the lock, when there is one, is passed here, before each sleep.
     fn sleep(&self, errand: Errand) -> Outcome {
         let Errand { mut files, spot, mode, template } = errand;
         loop {
             if self.lock().cancelled {
-                return Outcome::Cancelled(files);
+                return Outcome::Cancelled(files.withdraw());
             }
-            match Self::sleep_once(&files, &spot, mode) {
-                Ok(Slept::Locked) => {
-                    files.announce(mode, &template);
-                    return Outcome::Granted(files);
-                }
-                Ok(Slept::Interrupted) => {}
-                Ok(Slept::Replaced) => match Files::open(&spot) {
-                    Ok(opened) => files = opened,
-                    Err(error) => return Outcome::Failed(error),
-                },
+            match files.claim_waiting(&spot, mode) {
+                Ok(false) => continue,
+                Ok(true) => {}
                 Err(error) => return Outcome::Failed(error),
             }
+            let held;
+            (held, files) = match files.checked(&spot, &template, mode) {
+                Ok(checked) => checked,
+                Err(error) => return Outcome::Failed(error),
+            };
+            if held {
+                files.dequeue();
+                files.announce(mode, &template);
+                return Outcome::Granted(files);
+            }
         }
-    }
-
-    fn sleep_once(files: &Files, spot: &Spot, mode: LeaseMode) -> Result<Slept> {
-        if !files.claim_waiting(spot, mode)? {
-            return Ok(Slept::Interrupted);
-        }
-        Ok(if files.is_current(spot)? { Slept::Locked } else { Slept::Replaced })
     }
 
     fn lock(&self) -> MutexGuard<'_, Progress> {
         self.progress.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-enum Slept {
-    Locked,
-    Interrupted,
-    /// Locked, but the path names another file by now.
-    Replaced,
 }

@@ -64,6 +64,8 @@ pub(crate) struct Member {
     state: Mutex<State>,
     /// Bits of the weight, an `f32`.
     weight: AtomicU32,
+    /// `flag::LEASE_EX` and `flag::LEASE_SH`, as this process holds the GPU's lease.
+    lease: AtomicU32,
     /// Bit per slot: alive at the last sweep.
     pub(crate) known: AtomicU32,
     /// Bit per slot: out of the schedule at the last sweep (stalled, silent or dead).
@@ -87,6 +89,7 @@ impl Member {
             schedule,
             state: Mutex::new(State { seat: Seat::new(Some(segment), claim, reason), desk: Desk::default() }),
             weight,
+            lease: AtomicU32::new(0),
             known: AtomicU32::new(0),
             barred: AtomicU32::new(0),
             stalled: AtomicU32::new(0),
@@ -122,6 +125,15 @@ impl Member {
         if let Some(segment) = self.seat().segment.filter(|segment| segment.extended()) {
             segment.bytes().ext.change_seq.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Show that this process holds the GPU's lease, in these ways.
+    pub(crate) fn note_lease(&self, flags: u32) {
+        self.lease.store(flags, Ordering::Relaxed);
+        self.publish(|_, ext| {
+            ext.flags.fetch_and(!(flag::LEASE_EX | flag::LEASE_SH), Ordering::Relaxed);
+            ext.flags.fetch_or(flags, Ordering::Relaxed);
+        });
     }
 
     /// Run `write` on the two halves of our slot, if we have one.
@@ -188,7 +200,8 @@ impl Member {
         if healthy {
             return;
         }
-        let owner = Owner { weight: self.weight(), ..self.owner.clone() };
+        let flags = self.owner.flags | self.lease.load(Ordering::Relaxed);
+        let owner = Owner { weight: self.weight(), flags, ..self.owner.clone() };
         let fresh = MappedSegment::open(&self.place, &self.path).and_then(|segment| {
             Claim::take(&segment, &owner, clock::wall_us()).map(|claim| (Arc::new(segment), claim))
         });

@@ -5,6 +5,7 @@ use crate::error::Result;
 use crate::json;
 use crate::key::GpuKey;
 use crate::layout::{SLOT_COUNT, flag};
+use crate::lease::LeaseMode;
 use crate::place::Place;
 use crate::registry::{DEAD_AFTER_US, MappedSegment, SegmentPath, SlotView, Sweep, Verdict, read_slot};
 use crate::schedule::{Grid, Roster, weight_milli};
@@ -72,6 +73,8 @@ pub struct Peer {
     pub steps: u64,
     /// Milliseconds slept at the gate since it joined.
     pub slept_ms: u64,
+    /// How it holds the GPU's lease; `None` when it does not.
+    pub lease: Option<LeaseMode>,
 }
 
 /// Everybody of one GPU at one moment.
@@ -126,6 +129,10 @@ fn describe_into(out: &mut json::Object, peer: &Peer) {
     out.integer("slot", peer.slot as u64);
     out.integer("steps", peer.steps);
     out.integer("slept_ms", peer.slept_ms);
+    match peer.lease {
+        Some(mode) => out.text("lease", mode.as_str()),
+        None => out.raw("lease", "null"),
+    }
 }
 
 /// Look at the peers of a GPU without joining them. Nobody there is an empty snapshot.
@@ -224,8 +231,17 @@ impl Peer {
             slot: view.slot,
             steps: view.steps,
             slept_ms: view.slept_us / 1000,
+            lease: lease_mode(view.flags),
             name: view.name,
         }
+    }
+}
+
+fn lease_mode(flags: u32) -> Option<LeaseMode> {
+    match flags {
+        _ if flags & flag::LEASE_EX != 0 => Some(LeaseMode::Exclusive),
+        _ if flags & flag::LEASE_SH != 0 => Some(LeaseMode::Shared),
+        _ => None,
     }
 }
 

@@ -19,7 +19,7 @@ pub(crate) use fork::{PerProcess, ProcessFile};
 pub(crate) use futex::{sleep_on, wake_sleepers};
 pub(crate) use holders::{LockLine, command_name, file_lock_lines, process_exists};
 pub(crate) use lock::{
-    LockMode, byte_lock_held, byte_locks_work, lock_byte, lock_file, unlock_byte, unlock_file,
+    LockMode, byte_lock_held, byte_lock_in, byte_locks_work, lock_byte, lock_file, unlock_byte, unlock_file,
 };
 pub(crate) use mapping::Mapping;
 pub(crate) use process::{ProcessIdentity, adopt_orphans, boot_hash, process_identity, random_u64};

@@ -13,7 +13,7 @@
 //! | `keep_guarding` | see to that again, in case that another part of the program took it over |
 //! | `ProcessFile` | a file that a forked child neither keeps open nor unlocks |
 //! | `lock_file`, `unlock_file` | the whole-file lock that dies with its last handle |
-//! | `lock_byte`, `unlock_byte`, `byte_lock_held` | locks on single bytes, past the end of the file too |
+//! | `lock_byte`, `unlock_byte`, `byte_lock_held`, `byte_lock_in` | locks on single bytes, past the end of the file too |
 //! | `byte_locks_work` | whether the system has them |
 //! | `PerProcess` | a value that a forked child makes anew |
 //! | `file_lock_lines`, `process_exists`, `command_name` | who has and who waits for a whole-file lock, as far as the system tells |

@@ -68,6 +68,15 @@ pub(crate) fn byte_lock_held(file: &File, offset: i64) -> io::Result<Option<Lock
     })
 }
 
+/// A lock that another handle has somewhere in the `length` bytes from `start`, as its own start and length (0: to the
+/// end of all files); `None` when there is none. Which one of several is the kernel's choice.
+pub(crate) fn byte_lock_in(file: &File, start: i64, length: i64) -> io::Result<Option<(i64, i64)>> {
+    let mut lock = libc::flock { l_len: length, ..byte_lock(libc::F_WRLCK, start) };
+    // SAFETY: `lock` outlives the call, and `file` keeps the descriptor open.
+    busy_is_false(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) })?;
+    Ok((i32::from(lock.l_type) != libc::F_UNLCK).then_some((lock.l_start, lock.l_len)))
+}
+
 /// Whether the kernel knows OFD locks at all: some sandboxes refuse them. `offset` is any byte.
 pub(crate) fn byte_locks_work(file: &File, offset: i64) -> io::Result<bool> {
     match byte_lock_held(file, offset) {

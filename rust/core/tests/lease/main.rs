@@ -1,79 +1,23 @@
 //! What a lease promises, seen from outside of the crate.
 #![expect(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
+mod folder;
+mod queue;
+
 use std::fs;
-use std::io::Read;
 use std::ops::ControlFlow;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::path::Path;
+use std::process::Command;
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use ocgpu_core::{Error, Lease, LeaseMode, LeaseOptions, lease_status_at, monotonic_us};
 
-/// Far beyond what any of these waits takes on a loaded machine.
-const WATCHDOG: Duration = Duration::from_secs(10);
-const WATCHDOG_US: u64 = 10_000_000;
-
-/// A directory that goes with the test.
-struct Folder(PathBuf);
-
-impl Folder {
-    fn new(test: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("ocgpu-lease-{test}-{}", std::process::id()));
-        fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-
-    fn file(&self) -> PathBuf {
-        self.0.join("gpu.lease")
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
-    }
-}
-
-fn options(mode: LeaseMode) -> LeaseOptions {
-    LeaseOptions { mode, reason: None, signals: true }
-}
-
-fn lease(path: &Path, mode: LeaseMode) -> Lease {
-    Lease::at_path(path, 0o600, options(mode)).unwrap()
-}
-
-fn exclusive(path: &Path) -> Lease {
-    lease(path, LeaseMode::Exclusive)
-}
-
-fn acquire(lease: &Lease, timeout: Option<Duration>) -> Result<(), Error> {
-    lease.acquire(timeout, || ControlFlow::Continue(()))
-}
-
-/// Wait until so many sleep in the lock.
-fn until_waiters(path: &Path, count: usize) {
-    let start = monotonic_us();
-    while lease_status_at(path).unwrap().waiters.len() != count {
-        assert!(monotonic_us() - start < WATCHDOG_US, "not {count} waiters");
-        thread::yield_now();
-    }
-}
-
-/// `flock(1)` that holds the file until its standard input closes.
-fn foreign_holder(path: &Path, mode: &str) -> Child {
-    let mut child = Command::new("flock")
-        .args([mode, &path.display().to_string(), "sh", "-c", "echo held; cat"])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    child.stdout.as_mut().unwrap().read_exact(&mut [0; 5]).unwrap();
-    child
-}
+use folder::{
+    Folder, WATCHDOG, acquire, exclusive, foreign_holder, lease, options, until_asleep, until_waiters,
+};
 
 #[test]
 fn exclusive_excludes_all_and_shared_excludes_exclusive_only() {
@@ -319,16 +263,11 @@ fn without_signals_an_ended_wait_hands_the_lease_straight_back() {
 
     let wait = waiter.start(false).unwrap().expect("the holder has it");
     // Only a thread that sleeps in the lock already is left to sleep on.
-    until_waiters(&folder.file(), 1);
+    until_asleep(&folder.file());
 
     assert!(!wait.stop().unwrap());
     until_waiters(&folder.file(), 1);
     holder.release();
-    acquire(&next, Some(WATCHDOG)).unwrap();
-    assert!(!waiter.held());
-    // `next` may have come before the thread that sleeps on: flock lets a newcomer pass.
-    next.release();
-    until_waiters(&folder.file(), 0);
     acquire(&next, Some(WATCHDOG)).unwrap();
     assert!(!waiter.held());
 }

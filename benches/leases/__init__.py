@@ -1,0 +1,1 @@
+"""What the lease costs beside other locks between processes."""
