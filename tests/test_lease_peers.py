@@ -4,11 +4,13 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from ocgpu import Lease, Pacer, peers
 from tests.holders import holder
+from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("gpu_dir", "gpu_key")
 
@@ -51,6 +53,16 @@ def test_a_forgotten_lease_is_shown_no_longer() -> None:
         del lease
 
         assert shown() == [None]
+
+
+def test_a_pacer_that_moves_to_a_new_segment_still_shows_it(gpu_dir: Path) -> None:
+    with Lease(), Pacer():
+        for segment in gpu_dir.glob("*opencoti*"):
+            segment.unlink()
+        for segment in gpu_dir.glob("*.sem"):
+            segment.unlink()
+
+        wait_until(lambda: shown() == ["exclusive"])
 
 
 def test_a_forked_child_that_joins_shows_no_lease() -> None:

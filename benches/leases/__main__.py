@@ -14,13 +14,17 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
 from benches.leases.contenders import CONTENDERS, Contender
+from ocgpu import Lease, LeaseTimeoutError
 
 FLOOR = "flock(2), file kept open"
 PAIRS = 2000
+TIMEOUTS = (0.01, 0.05, 0.5)
+"""Seconds."""
 HOLDS = {"2 ms": (0.002, 0.002), "20 to 300 ms": (0.02, 0.3)}
 """Seconds before a release: short, cores warm; or of random length, which favours no poll."""
 
@@ -40,10 +44,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
         free = free_pairs(Path(folder), arguments.rounds)
         waits = {hold: hand_overs(Path(folder), arguments.hand_overs, hold) for hold in HOLDS}
+        late = timeouts(Path(folder))
     write_conditions(began)
     write_free(free)
     for hold, took in waits.items():
         write_hand_overs(hold, took)
+    write_timeouts(late)
     return 0
 
 
@@ -80,6 +86,20 @@ def hand_overs(folder: Path, count: int, hold: str) -> dict[str, list[float]]:
             took[name].append((other.came_ns() - start_ns) / 1000)
         other.end()
     return took
+
+
+def timeouts(folder: Path) -> dict[float, list[float]]:
+    """Microseconds by which a wait of so many seconds ends late, never early."""
+    late: dict[float, list[float]] = {}
+    with Lease(path=folder / "timeouts"):
+        for seconds in TIMEOUTS:
+            late[seconds] = []
+            for _ in range(20):
+                start_ns = time.monotonic_ns()
+                with suppress(LeaseTimeoutError):
+                    Lease(path=folder / "timeouts").acquire(timeout=seconds)
+                late[seconds].append((time.monotonic_ns() - start_ns) / 1000 - seconds * 1e6)
+    return late
 
 
 class _Waiter:
@@ -140,6 +160,15 @@ def write_hand_overs(hold: str, took: dict[str, list[float]]) -> None:
         ratio = middle / statistics.median(took[FLOOR])
         rows.append((name, f"{middle:.0f}", f"{cuts[89]:.0f}", f"{cuts[98]:.0f}", f"{ratio:.1f}"))
     _write_rows((f"hand-over after {hold}", "p50 us", "p90 us", "p99 us", "x flock"), rows)
+
+
+def write_timeouts(late: dict[float, list[float]]) -> None:
+    """Print how late a wait ends, as Markdown."""
+    rows = [
+        (f"{seconds * 1000:g} ms", f"{statistics.median(values):.0f}", f"{max(values):.0f}")
+        for seconds, values in late.items()
+    ]
+    _write_rows(("time-out of `ocgpu.Lease`", "late by p50 us", "at worst us"), rows)
 
 
 def _write_rows(header: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:

@@ -65,9 +65,13 @@ async def test_serve_is_a_peer_of_its_gpu(gpu_key: str) -> None:
         text = (await exchange(bound.admin_url, get("/metrics"))).decode()
         assert "gpushare_peers 1\n" in text
         assert "gpulease_held 0\n" in text
+        assert (document["lease"]["held"], document["self"]["lease"]) == (False, None)
         with ocgpu.Lease(gpu_key):
             text = (await exchange(bound.admin_url, get("/metrics"))).decode()
+            document = json_of(await exchange(bound.ollama_url, get("/gpu/peers")))
         assert "gpulease_held 1\n" in text
+        assert [party["pid"] for party in document["lease"]["holders"]] == [os.getpid()]
+        assert document["self"]["lease"] == "exclusive"
         assert "gpulease_waiters 0\n" in text
 
     assert ocgpu.peers(gpu_key).peers == []

@@ -53,6 +53,11 @@ impl Files {
         // The lease file first: the kernel closes a dead process's files from the highest number down (measured), so
         // the state byte is free before the lease is, and the next holder finds it so.
         let lock = ProcessFile::open(|| open_lock(spot)).map_err(|error| unusable(&spot.lock, &error))?;
+        if let Some(name) = sys::network_file_system(&lock) {
+            let reason =
+                format!("it lies on {name}, where locks can hang; set `OCGPU_DIR` to a local directory");
+            return Err(Error::LeaseUnavailable { path: spot.lock.clone(), reason });
+        }
         let identity = Identity::of(&lock).map_err(|error| unusable(&spot.lock, &error))?;
         Ok(Self { lock, gate: Gate::open(spot), identity, lent: false })
     }

@@ -14,7 +14,9 @@ mod table;
 
 pub(crate) use clock::monotonic_us;
 pub(crate) use fault::keep_guarding;
-pub(crate) use file::{Identity, check_directory, is_symbolic_link, open_existing, open_or_create, reserve};
+pub(crate) use file::{
+    Identity, check_directory, is_symbolic_link, network_file_system, open_existing, open_or_create, reserve,
+};
 pub(crate) use fork::{PerProcess, ProcessFile};
 pub(crate) use futex::{sleep_on, wake_sleepers};
 pub(crate) use holders::{LockLine, command_name, file_lock_lines, process_exists};

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | `open_or_create` | open a file that others may have planted, or create it with an exact mode |
 //! | `open_existing` | open a file for reading, if there is one |
+//! | `network_file_system` | whether a file lies on another machine |
 //! | `check_directory` | tell "nobody yet" from "no such place" |
 //! | `reserve` | give a file its size and its memory, so that a later store cannot fault |
 //! | `Identity` | which file a handle or a path is |

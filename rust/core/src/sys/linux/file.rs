@@ -2,6 +2,7 @@
 
 use std::fs::{File, OpenOptions, Permissions};
 use std::io;
+use std::mem::MaybeUninit;
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::Path;
@@ -89,6 +90,29 @@ pub(crate) fn check_directory(path: &Path) -> io::Result<()> {
     path.parent().map_or(Ok(()), |directory| directory.metadata().map(|_| ()))
 }
 
+/// The name of the network file system that a file lies on; `None` for all others. Locks there can hang, or be unknown to
+/// the other machines.
+pub(crate) fn network_file_system(file: &File) -> Option<&'static str> {
+    let mut found = MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: the kernel fills `found` when it returns 0, and `file` keeps the descriptor open.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), found.as_mut_ptr()) } != 0 {
+        return None;
+    }
+    // SAFETY: filled by the call above.
+    network_name(unsafe { found.assume_init() }.f_type)
+}
+
+/// Names by their magic numbers (statfs(2)), of which some are negative in 32 bits.
+fn network_name(magic: i64) -> Option<&'static str> {
+    match magic & 0xffff_ffff {
+        0x6969 => Some("nfs"),
+        0xff53_4d42 => Some("cifs"),
+        0xfe53_4d42 => Some("smb2"),
+        0x517b => Some("smb"),
+        _ => None,
+    }
+}
+
 fn regular(file: File) -> io::Result<File> {
     if file.metadata()?.is_file() {
         Ok(file)
@@ -106,5 +130,20 @@ pub(crate) fn reserve(file: &File, length: u64) -> io::Result<()> {
         0 => Ok(()),
         libc::EOPNOTSUPP | libc::EINVAL => file.set_len(length),
         errno => Err(io::Error::from_raw_os_error(errno)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn network_file_systems_are_told_from_local_ones() {
+        assert_eq!(network_name(0x6969), Some("nfs"));
+        assert_eq!(network_name(i64::from(0xff53_4d42_u32.cast_signed())), Some("cifs"));
+        assert_eq!(network_name(0xef53), None);
+        assert_eq!(network_name(0x0102_1994), None);
+        let here = File::open("/proc/self/status").expect("a file");
+        assert_eq!(network_file_system(&here), None);
     }
 }
