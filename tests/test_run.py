@@ -317,3 +317,34 @@ def test_ctrl_z_stops_the_job_and_continuing_it_gives_the_terminal_back() -> Non
     terminal.type(b"\n")
     terminal.until(b"went on")
     assert terminal.status() == 0
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "refused"),
+    [
+        ([], "exclusive", True),
+        ([], "shared", True),
+        (["--shared"], "exclusive", True),
+        (["--shared"], "shared", False),
+    ],
+)
+@pytest.mark.parametrize("take", ["lease.acquire()", "asyncio.run(lease.aacquire())"])
+def test_a_command_does_not_wait_for_its_own_supervisor(
+    ours: list[str], theirs: str, take: str, *, refused: bool
+) -> None:
+    code = f"import asyncio, ocgpu; lease = ocgpu.Lease(mode={theirs!r}); {take}; print(lease.held)"
+
+    result = done(*ours, "--", sys.executable, "-c", code)
+
+    if refused:
+        assert "is held by the `ocgpu run` above this process" in result.stderr
+        assert result.returncode == 1
+    else:
+        assert (result.stdout, result.returncode) == ("True\n", 0)
+
+
+def test_a_run_under_a_run_is_refused_with_the_reason() -> None:
+    result = done("--", *RUN, "--", "true")
+
+    assert result.returncode == 1
+    assert "above this process" in result.stderr

@@ -8,9 +8,12 @@ from typing import Literal, Self, cast
 from ocgpu import _ocgpu, arguments
 from ocgpu._ocgpu import LeaseParty, LeaseStatus
 from ocgpu.device import resolve_key
+from ocgpu.errors import LeaseError
 from ocgpu.readable import readable
 
-__all__ = ["Lease", "LeaseParty", "LeaseStatus", "lease_status"]
+__all__ = ["Lease", "LeaseParty", "LeaseStatus", "lease_status", "supervisor_note"]
+
+_SUPERVISOR = "OCGPU_RUN_LEASE"
 
 
 class Lease(_ocgpu.Lease):
@@ -36,7 +39,8 @@ class Lease(_ocgpu.Lease):
         NoGpuError: Neither `gpu` nor `path` is given, and this machine has no GPU.
     """
 
-    __slots__ = ("__weakref__", "_timeout")
+    __slots__ = ("__weakref__", "_supervised", "_timeout")
+    _supervised: bool
     _timeout: float | None
 
     def __new__(
@@ -58,6 +62,7 @@ class Lease(_ocgpu.Lease):
         file = None if path is None else Path(path)
         self = cast("Self", super().__new__(cls, key, mode, reason=reason, path=file))
         self._timeout = seconds
+        self._supervised = _held_by_supervisor(self)
         return self
 
     def acquire(self, *, timeout: float | EllipsisType | None = ...) -> None:
@@ -70,8 +75,12 @@ class Lease(_ocgpu.Lease):
             LeaseBusyError: `timeout` is 0 and another process holds it; `.holder` is a pid or None.
             LeaseTimeoutError: `timeout` seconds passed.
             LeaseError: This object holds it or waits for it already, another thread released the
-                object during the wait, or the file cannot be used.
+                object during the wait, the `ocgpu run` above this process holds it, or the file
+                cannot be used.
         """
+        if self._supervised:
+            self._try_under_supervisor()
+            return
         self._acquire(self._timeout if timeout is ... else _seconds(timeout))
 
     async def aacquire(self, *, timeout: float | EllipsisType | None = ...) -> None:
@@ -80,6 +89,9 @@ class Lease(_ocgpu.Lease):
         When the task is cancelled, the lease is not held afterwards, also where it came in the same
         moment.
         """
+        if self._supervised:
+            self._try_under_supervisor()
+            return
         seconds = self._timeout if timeout is ... else _seconds(timeout)
         wait = self._start(seconds)
         if wait is None:
@@ -92,6 +104,14 @@ class Lease(_ocgpu.Lease):
         except BaseException:
             wait.cancel()
             raise
+
+    def _try_under_supervisor(self) -> None:
+        """Take the lease without waiting for a supervisor, which itself waits for us to end."""
+        if not self.try_acquire():
+            raise LeaseError(
+                f"lease not taken: `{self.path}` is held by the `ocgpu run` above this process, "
+                "which waits for it to end; take the lease in one of the two"
+            )
 
     def __enter__(self) -> Self:
         self.acquire()
@@ -120,6 +140,16 @@ class Lease(_ocgpu.Lease):
     def __repr__(self) -> str:
         state = "held" if self.held else "not held"
         return f"<Lease {str(self.path)!r} {self.mode}, {state}>"
+
+
+def supervisor_note(lease: Lease) -> dict[str, str]:
+    """What `ocgpu run` leaves in its command's environment: the lease that it holds, and how."""
+    return {_SUPERVISOR: f"{lease.mode}:{lease.path}"}
+
+
+def _held_by_supervisor(lease: Lease) -> bool:
+    mode, _, path = os.environ.get(_SUPERVISOR, "").partition(":")
+    return path == str(lease.path) and "exclusive" in {mode, lease.mode}
 
 
 def _seconds(timeout: object) -> float | None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from ocgpu import _ocgpu
-from ocgpu.lease import Lease
+from ocgpu.lease import Lease, supervisor_note
 from ocgpu.text import printable
 
 __all__ = ["supervise"]
@@ -70,6 +70,7 @@ class _Command:
         try:
             self._process = subprocess.Popen(  # noqa: S603  # the user asked for it
                 argv,
+                env={**os.environ, **supervisor_note(lease)},
                 pass_fds=handles,
                 process_group=None if terminal is None else 0,
                 preexec_fn=lambda: _prepare(terminal, mask),
