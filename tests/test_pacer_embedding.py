@@ -52,6 +52,13 @@ async def test_a_cancelled_astep_gives_up_its_place() -> None:
         assert [other.step() for _ in range(100)] == [0.0] * 100
 
 
+async def test_a_pacer_may_be_left_by_async_with() -> None:
+    async with Pacer() as pacer:
+        assert pacer.enabled
+
+    assert ocgpu.peers().peers == []
+
+
 def test_pace_steps_before_each_item_and_idles_at_the_end() -> None:
     with Pacer() as pacer:
         active = []

@@ -174,5 +174,41 @@ def test_an_idle_process_survives_that_its_segment_is_cut(gpu_dir: Path) -> None
         assert process.returncode == 0
 
 
+@pytest.mark.parametrize("name", ["name", "gpu", "schedule"])
+def test_a_text_with_half_a_letter_is_refused_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"invalid `{name}`: .*udcff"):
+        Pacer(**{name: "\udcff"})
+
+
+@pytest.mark.parametrize("argv", [["caf\udce9.py"], [None], [], None])
+def test_whatever_the_program_is_called_a_pacer_joins(
+    monkeypatch: pytest.MonkeyPatch, argv: list[str] | None
+) -> None:
+    if argv is None:
+        monkeypatch.delattr(sys, "argv")
+    else:
+        monkeypatch.setattr(sys, "argv", argv)
+
+    with Pacer() as pacer:
+        assert pacer.enabled
+        assert [peer.name for peer in ocgpu.peers().peers] != [""]
+
+
+def test_an_attribute_that_is_none_is_not_swallowed() -> None:
+    with Pacer() as pacer:
+        with pytest.raises(AttributeError):
+            pacer.wieght = 2.0  # type: ignore[attr-defined]
+        with pytest.raises(AttributeError):
+            pacer.name = "chat"  # type: ignore[attr-defined]
+
+
+def test_pace_refuses_what_is_no_iterable_at_once() -> None:
+    with (
+        Pacer() as pacer,
+        pytest.raises(TypeError, match="invalid `items`: `int`; use an iterable"),
+    ):
+        pacer.pace(5)  # type: ignore[arg-type]
+
+
 def _no_gpu(_gpu: object) -> str:
     raise NoGpuError("no GPU here")

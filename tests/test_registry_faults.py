@@ -339,3 +339,46 @@ def test_a_killed_process_does_not_need_to_be_reaped_by_its_parent() -> None:
 
         assert time.monotonic() - killed < 3.0
         assert Path(f"/proc/{process.pid}").exists()
+
+
+@pytest.mark.usefixtures("gpu_key")
+def test_a_file_cut_behind_the_seeds_part_leaves_no_ghost_of_its_peers(gpu_dir: Path) -> None:
+    with Pacer(name="a"), Pacer(name="b") as b:
+        os.truncate(names(gpu_dir)[1], 1424)
+        # Both must take another slot: what names them in the rest of the file is lost.
+        wait_until(lambda: b.slot not in {1, None} and b.enabled)
+
+        wait_until(lambda: sorted(peer.name for peer in peers().peers) == ["a", "b"], 2)
+        assert all(peer.alive for peer in peers().peers)
+
+
+@pytest.mark.usefixtures("gpu_key")
+@pytest.mark.parametrize("offset", [0, 4, 8, 12])
+def test_a_header_that_is_overwritten_is_put_right_by_those_who_know_it(
+    gpu_dir: Path, offset: int
+) -> None:
+    with Pacer(name="a"):
+        with names(gpu_dir)[1].open("rb+") as file:
+            file.seek(offset)
+            file.write(b"\xee")
+
+        wait_until(lambda: Pacer(name="b").enabled)
+
+
+def test_a_later_handler_for_sigbus_does_not_make_a_cut_a_hang(gpu_dir: Path, gpu_key: str) -> None:
+    code = (
+        "import os, signal, sys\n"
+        "from ocgpu import Pacer\n"
+        "pacer = Pacer(); pacer.step()\n"
+        "signal.signal(signal.SIGBUS, lambda *_: None)\n"
+        "os.truncate(sys.argv[1], 0)\n"
+        "for _ in range(100): pacer.step()\n"
+        "print('lives')\n"
+    )
+    path = gpu_dir / f"opencoti-gpu-{gpu_key}"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code, path], capture_output=True, text=True, timeout=20
+    )
+
+    assert done.stdout == "lives\n", done.stderr

@@ -23,8 +23,16 @@ def text(name: str, value: object, legal: str) -> str:
     """Take a text.
 
     Raises:
-        ConfigError: It is none.
+        ConfigError: It is none, or has halves of letters, as names of files have that are no UTF-8.
     """
-    if isinstance(value, str):
+    if isinstance(value, str) and not _has_surrogates(value):
         return value
     raise ConfigError(f"invalid `{name}`: {value!r}; use {legal}")
+
+
+def _has_surrogates(value: str) -> bool:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return True
+    return False

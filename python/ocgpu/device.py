@@ -181,7 +181,7 @@ def _is_prefix(entry: str, uuid: str | None) -> bool:
 
 
 def _checked(key: str, name: str) -> str:
-    if not is_gpu_key(key):
+    if not key.isascii() or not is_gpu_key(key):
         raise ConfigError(f"invalid `{name}`: {printable(key)}; use {GPU_KEY_FORM}")
     return key
 

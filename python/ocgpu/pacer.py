@@ -56,6 +56,8 @@ class Pacer(_ocgpu.Pacer):
         RegistryUnavailableError: `strict`, and the shared segment cannot be used.
     """
 
+    __slots__ = ("__weakref__",)
+
     def __new__(
         cls,
         weight: float = 1.0,
@@ -133,6 +135,17 @@ class Pacer(_ocgpu.Pacer):
         """Everybody of this GPU now: `.self` is this process, `.peers` are the others."""
         return Snapshot(self)
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.leave()
+
     def __repr__(self) -> str:
         place = f"slot {self.slot}" if self.enabled else f"not paced: {self.reason}"
         return f"<Pacer weight={self.weight:g}, {place}>"
@@ -194,6 +207,8 @@ class Paced(Iterator[T], AsyncIterator[T]):
     """What `Pacer.pace` returns."""
 
     def __init__(self, pacer: Pacer, items: Iterable[T] | AsyncIterable[T]) -> None:
+        if not isinstance(items, Iterable | AsyncIterable):
+            raise TypeError(f"invalid `items`: `{type(items).__name__}`; use an iterable")
         self._pacer = pacer
         self._items = items
         self._iterator: Iterator[T] | None = None
@@ -285,8 +300,12 @@ def weight_argument(text: str) -> float:
 
 def program_name() -> str:
     """What this process is called: the script's file name, else the interpreter's."""
-    script = sys.argv[0] if sys.argv and sys.argv[0] not in {"", "-", "-c", "-m"} else ""
-    return Path(script).name or Path(sys.executable).name or "python"
+    # A program that embeds Python may have left anything there.
+    argv = getattr(sys, "argv", None) or [""]
+    script = str(argv[0]) if argv[0] not in {None, "", "-", "-c", "-m"} else ""
+    name = Path(script).name or Path(sys.executable).name or "python"
+    # A file's name may be no UTF-8.
+    return name.encode("utf-8", "replace").decode()
 
 
 def resolve_schedule(schedule: str | None) -> str:
@@ -298,7 +317,7 @@ def resolve_schedule(schedule: str | None) -> str:
     name, value = "schedule", schedule
     if value is None:
         name, value = "OCGPU_SCHEDULE", os.environ.get("OCGPU_SCHEDULE") or SCHEDULE_DEFAULT
-    if not isinstance(value, str) or not _ocgpu.is_schedule(value):
+    if not _ocgpu.is_schedule(arguments.text(name, value, _ocgpu.SCHEDULE_FORM)):
         raise ConfigError(f"invalid `{name}`: {value!r}; use {_ocgpu.SCHEDULE_FORM}")
     return value
 

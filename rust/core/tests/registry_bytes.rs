@@ -12,8 +12,8 @@ const HEADER: &[u8; 16] = b"OCGPU\0\0\0\x01\0\0\0\x10\0\0\0";
 const EXT_AT: usize = 1536;
 const EXT_HEADER: &[u8; 32] = b"OCGPUEX1\x01\0\0\0\x40\0\0\0\x80\0\0\0\x10\0\0\0\0\0\0\0\0\0\0\0";
 const EXT_SLOTS_AT: usize = 1600;
-/// Longest wait at the gate without another look.
-const WAIT_US_MAX: u64 = 400_000;
+/// Longest turn: five quarters of a quantum, which is a period at most.
+const TURN_US_MAX: u64 = 500_000;
 
 /// What is put into random bytes, so that they mean something.
 #[derive(Debug, Clone)]
@@ -106,7 +106,7 @@ proptest! {
                 pacer.open_request();
                 for _ in 0..3 {
                     let _ = pacer.arrive() || pacer.wait(Duration::from_millis(1)) || pacer.look();
-                    prop_assert!(pacer.remaining_us().is_none_or(|us| us <= WAIT_US_MAX));
+                    prop_assert!(pacer.remaining_us().is_none_or(|us| us <= TURN_US_MAX));
                     pacer.done();
                     assert_sane(&pacer.snapshot());
                 }

@@ -7,7 +7,7 @@ use simulation::{Fault, Kind, Outcome, Random, Scenario, Ungated, Work, World};
 
 const PERCENT: u64 = PPM / 100;
 const SECONDS: u64 = 30;
-const BRIEF_SECONDS: u64 = 24;
+const BRIEF_SECONDS: u64 = 40;
 
 fn steady(steps_ms: &[u64]) -> Vec<Work> {
     steps_ms.iter().map(|ms| Work::steady(ms * 1000)).collect()

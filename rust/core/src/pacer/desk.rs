@@ -6,6 +6,7 @@ use crate::schedule::{WINDOW_DEFAULT_US, Want, longest_step_us, smooth_step_us, 
 use crate::sync::Ordering;
 
 use super::meter::Meter;
+use super::turn::Ended;
 use super::watch::Watch;
 
 /// Behind one mutex, which is held for the time of a few loads and stores.
@@ -36,6 +37,7 @@ impl Desk {
 }
 
 /// This process's own part of turn mode; published to its slot, whose only writer it is.
+#[expect(clippy::struct_excessive_bools, reason = "facts that do not depend on each other")]
 #[derive(Debug, Default)]
 pub(crate) struct OwnTurn {
     /// Bits of `layout::turn_flag`, as published.
@@ -60,6 +62,8 @@ pub(crate) struct OwnTurn {
     pub(crate) waiting_since_us: Option<u64>,
     /// After how long the turn that we wait for may be over.
     pub(crate) look_again_us: u64,
+    /// It was in a round before.
+    pub(crate) entered: bool,
     /// The last look found the grid in force.
     pub(crate) in_grid: bool,
 }
@@ -95,10 +99,12 @@ impl OwnTurn {
     }
 
     /// Take one more step into the smoothed length, and publish what follows from it.
-    pub(crate) fn publish_step(&mut self, ext: &ExtSlot, step_us: u64) {
+    pub(crate) fn publish_step(&mut self, ext: &ExtSlot, step_us: u64, ended: Ended) {
         self.step_us = smooth_step_us(self.step_us, step_us);
         ext.step_us.store(self.step_us, Ordering::Relaxed);
-        self.longest_us = longest_step_us(self.longest_us, step_us);
+        // A pause that looks like a step must not make the others wait as long for the next one.
+        let sure_us = if ended == Ended::Told { step_us } else { 0 };
+        self.longest_us = longest_step_us(self.longest_us, sure_us);
         ext.turn_limit_us.store(turn_limit_us(self.step_us, self.longest_us), Ordering::Relaxed);
         ext.min_window_us.store(WINDOW_DEFAULT_US, Ordering::Relaxed);
     }

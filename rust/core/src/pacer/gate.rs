@@ -14,7 +14,7 @@ use crate::sys::sleep_on;
 use super::company::Schedule;
 use super::desk::{Desk, move_on};
 use super::member::{Member, Seat, State};
-use super::turn::Place;
+use super::turn::{Ended, Place};
 
 /// Longest sleep towards a window without another look: one period at most, so that a clock step oversleeps nobody.
 const WINDOW_LOOK_AGAIN_US: u64 = 400_000;
@@ -39,7 +39,7 @@ impl Member {
         mark_paced(place.ext);
         // The seed's grid gates after each step, so that the first one of a request returns at once.
         let first = !desk.meter.recent(now_us);
-        self.finish(&place, desk, thread_key(), now_us);
+        self.finish(&place, desk, Ended::ByNext, now_us);
         self.open(&place, desk, now_us);
         self.try_begin(&place, desk, now_us, first)
     }
@@ -95,7 +95,7 @@ impl Member {
         let mut state = self.state();
         let State { seat, desk } = &mut *state;
         match self.place(seat, desk) {
-            Some(place) => self.finish(&place, desk, thread_key(), now_us),
+            Some(place) => self.finish(&place, desk, Ended::Told, now_us),
             None => self.finish_without_slot(seat, desk, now_us),
         }
     }
@@ -136,7 +136,7 @@ impl Member {
         let State { seat, desk } = &mut *state;
         let place = self.place(seat, desk);
         match &place {
-            Some(place) => self.finish(place, desk, thread_key(), now_us),
+            Some(place) => self.finish(place, desk, Ended::Told, now_us),
             None => self.finish_without_slot(seat, desk, now_us),
         }
         if let Some(place) = &place {
@@ -223,13 +223,13 @@ impl Member {
     }
 
     /// The unit of a thread ended: show it, and charge it.
-    fn finish(&self, place: &Place<'_>, desk: &mut Desk, thread: usize, now_us: u64) {
-        let Some(unit_us) = desk.meter.end_unit(thread, now_us) else { return };
+    fn finish(&self, place: &Place<'_>, desk: &mut Desk, ended: Ended, now_us: u64) {
+        let Some(unit_us) = desk.meter.end_unit(thread_key(), now_us) else { return };
         move_on(place.ext);
         if place.company.schedule == Schedule::Turn {
-            self.charge(place, desk, unit_us, now_us);
-        } else {
-            desk.turn.publish_step(place.ext, unit_us);
+            self.charge(place, desk, (unit_us, ended), now_us);
+        } else if unit_us > 0 {
+            desk.turn.publish_step(place.ext, unit_us, ended);
         }
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::clock;
 use crate::error::{Error, Result};
 use crate::registry::{ClockWatch, Sweep};
+use crate::sys::keep_guarding;
 
 use super::member::{BusyWindow, Member};
 
@@ -48,6 +49,8 @@ pub(crate) fn start(member: Arc<Member>, beat: Arc<Beat>) -> Result<JoinHandle<(
             if !beat.sleep(span) {
                 return;
             }
+            // Before any lock: a step that faults again and again under another program's handler may hold ours.
+            keep_guarding();
             let stepped = watch.stepped(clock::monotonic_us(), clock::wall_us());
             if stepped || clock::monotonic_us() >= next_us {
                 member.beat(&mut busy);

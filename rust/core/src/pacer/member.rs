@@ -198,11 +198,18 @@ impl Member {
             }
         };
         if healthy {
+            if let Some(segment) = &self.seat().segment {
+                segment.restore_header();
+            }
             return;
         }
         let flags = self.owner.flags | self.lease.load(Ordering::Relaxed);
         let owner = Owner { weight: self.weight(), flags, ..self.owner.clone() };
+        let before = self.seat().claim;
         let fresh = MappedSegment::open(&self.place, &self.path).and_then(|segment| {
+            if let Some(before) = before {
+                before.disown(segment.bytes());
+            }
             Claim::take(&segment, &owner, clock::wall_us()).map(|claim| (Arc::new(segment), claim))
         });
         let next = match fresh {

@@ -27,7 +27,7 @@ pub(crate) struct Meter {
 }
 
 impl Meter {
-    /// The open unit of `thread` ends: its length, if there was one.
+    /// The open unit of `thread` ends: its length, if there was one, and 0 where it was idleness.
     pub(crate) fn end_unit(&mut self, thread: usize, now_us: u64) -> Option<u64> {
         let index = self.units.iter().position(|unit| unit.thread == thread);
         let unit = index.map(|index| self.units.swap_remove(index));
@@ -36,7 +36,10 @@ impl Meter {
             self.counted_until_us = now_us;
             self.worked_us = Some(now_us);
         }
-        unit.map(|unit| now_us.saturating_sub(unit.began_us))
+        unit.map(|unit| {
+            let span_us = now_us.saturating_sub(unit.began_us);
+            if span_us <= ACTIVITY_WINDOW_US || self.in_request() { span_us } else { 0 }
+        })
     }
 
     /// A unit of `thread` begins.
@@ -125,7 +128,7 @@ mod tests {
         meter.end_unit(A, 8_000);
         meter.begin_unit(A, 8_000);
 
-        meter.end_unit(A, 8_001 + ACTIVITY_WINDOW_US);
+        assert_eq!(meter.end_unit(A, 8_001 + ACTIVITY_WINDOW_US), Some(0));
 
         assert_eq!(meter.busy_us(10_000_000), 8_000);
     }

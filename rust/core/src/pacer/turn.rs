@@ -6,7 +6,7 @@
 
 use crate::layout::{ExtSlot, SLOT_COUNT, Segment, flag, turn_flag};
 use crate::registry::{MappedSegment, owner_is_gone};
-use crate::schedule::{Round, believed_turn_limit_us};
+use crate::schedule::{Round, Want, believed_turn_limit_us};
 use crate::sync::Ordering;
 use crate::sys::wake_sleepers;
 
@@ -50,6 +50,15 @@ pub(crate) struct Place<'a> {
     /// Our half of the extension; a spare one where the segment has another.
     pub(crate) ext: &'a ExtSlot,
     pub(crate) company: Company,
+}
+
+/// How a unit ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// By a call that said so: all of it was work.
+    Told,
+    /// By the begin of the next one: it may have been a pause as well.
+    ByNext,
 }
 
 impl<'a> Place<'a> {
@@ -119,14 +128,29 @@ impl Member {
                 Some(slot) if self.at_work(place.bytes(), slot) => break,
                 _ => {}
             }
+            let next = self.heir(place, desk, now_us);
             let ours = word::following(token, Some(place.slot));
-            if place.pass(token, Some(place.slot)) {
+            if !place.pass(token, Some(next)) {
+                continue;
+            }
+            if next == place.slot {
                 desk.turn.enter(place.ext, ours, now_us);
                 return true;
             }
+            break;
         }
         desk.turn.forget();
         false
+    }
+
+    /// Whose turn it is where nobody has one: ours, unless one who waits goes before us.
+    fn heir(&self, place: &Place<'_>, desk: &mut Desk, now_us: u64) -> usize {
+        if place.company.is_empty() {
+            return place.slot;
+        }
+        // After nobody's turn those who wait are all asked about; who comes only now is not among them.
+        let last = if desk.turn.want() == Want::Nothing { place.slot } else { SLOT_COUNT };
+        self.round(place, desk, now_us).next_after(last).unwrap_or(place.slot)
     }
 
     /// Whether the token is ours, in the turn that we entered.
@@ -137,21 +161,36 @@ impl Member {
     /// Enter the round from idleness.
     pub(crate) fn enter_round(&self, place: &Place<'_>, desk: &mut Desk, now_us: u64) {
         let round = self.round(place, desk, now_us);
-        let (v_us, boost) = round.arrival(place.slot, latest_v_us(place.bytes()));
+        let newcomer = !std::mem::replace(&mut desk.turn.entered, true);
+        let (v_us, boost) = round.arrival(place.slot, latest_v_us(place.bytes()), newcomer);
         desk.turn.publish_v(place.ext, v_us);
         desk.turn.raise(place.ext, turn_flag::INREQ | if boost { turn_flag::BOOST } else { 0 });
     }
 
-    /// A unit ended after `unit_us`: charge it, and end the turn where that is due.
-    pub(crate) fn charge(&self, place: &Place<'_>, desk: &mut Desk, unit_us: u64, now_us: u64) {
+    /// A unit ended: charge it, and end the turn where that is due.
+    pub(crate) fn charge(
+        &self,
+        place: &Place<'_>,
+        desk: &mut Desk,
+        (unit_us, ended): (u64, Ended),
+        now_us: u64,
+    ) {
         let ours = Self::has_turn(place, desk);
-        // Within a turn the time since the last charge: the card was ours between the units too.
-        let mut spent_us = if ours { now_us.saturating_sub(desk.turn.charged_until_us) } else { unit_us };
+        let limit_us = u64::from(believed_turn_limit_us(place.ext.turn_limit_us.load(Ordering::Relaxed)));
+        let silent = unit_us == 0 || (ended == Ended::ByNext && !ours && unit_us > limit_us);
+        let mut spent_us = match ours {
+            _ if unit_us == 0 => 0,
+            // Within a turn the time since the last charge: the card was ours between the units too.
+            true => now_us.saturating_sub(desk.turn.charged_until_us),
+            // It lost its turn by silence, and may have paused as well as computed: it had the card until then.
+            false if silent => limit_us,
+            false => unit_us,
+        };
         if std::mem::take(&mut desk.turn.stolen) {
             // The step of the one whose turn we took was under way: most of that time was not ours.
             spent_us = spent_us.min(u64::from(desk.turn.step_us));
-        } else {
-            desk.turn.publish_step(place.ext, unit_us);
+        } else if !silent {
+            desk.turn.publish_step(place.ext, unit_us, ended);
         }
         desk.turn.charged_until_us = now_us;
         if place.company.is_empty() {

@@ -99,6 +99,18 @@ impl Claim {
         segment.locks().unlock_slot(segment.file(), slot);
     }
 
+    /// Free the slot where only the seed's part of it still names us: the rest of the file was lost. Nobody takes it
+    /// meanwhile, because we hold its lock.
+    pub(crate) fn disown(&self, segment: &Segment) {
+        let base = &segment.slots[self.slot];
+        let ours = base.pid.load(Ordering::Acquire) == self.pid // Acquire: pairs with whoever swapped it.
+            && base.boot_us.load(Ordering::Relaxed) == self.boot_us;
+        if ours {
+            base.active.store(0, Ordering::Relaxed);
+            let _ = base.pid.compare_exchange(self.pid, 0, Ordering::AcqRel, Ordering::Relaxed);
+        }
+    }
+
     fn named_in(&self, ext: &ExtSlot) -> bool {
         ext.owner_token.load(Ordering::Relaxed) == self.token
             && ext.owner_pid.load(Ordering::Relaxed) == self.pid

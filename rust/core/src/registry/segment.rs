@@ -15,6 +15,7 @@ use crate::layout::{
 };
 use crate::place::Place;
 use crate::registry::{LockKind, Locks, SegmentPath, extended};
+use crate::sync::Ordering;
 use crate::sys::{
     Identity, Mapping, ProcessFile, boot_hash, check_directory, is_symbolic_link, keep_guarding,
     open_or_create, random_u64,
@@ -100,6 +101,24 @@ impl MappedSegment {
     /// Whether the file has all its bytes: where it was cut, the mapping may be this process's own zeros.
     pub(crate) fn whole(&self) -> bool {
         Identity::of(&self.file).is_ok_and(|now| now.size >= SEGMENT_SIZE as u64)
+    }
+
+    /// Write the constants of the header anew where somebody overwrote them: they were right when we came.
+    pub(crate) fn restore_header(&self) {
+        let header = &self.bytes().header;
+        let first = u32::from_le_bytes([MAGIC[0], MAGIC[1], MAGIC[2], MAGIC[3]]);
+        // What follows the fifth letter is not ours to know.
+        let second = header.magic[1].load(Ordering::Relaxed) & !0xff | u32::from(MAGIC[4]);
+        for (word, right) in [
+            (&header.magic[0], first),
+            (&header.magic[1], second),
+            (&header.version, VERSION),
+            (&header.slot_count, SLOT_COUNT_STORED),
+        ] {
+            if word.load(Ordering::Relaxed) != right {
+                word.store(right, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Whether the name still leads to this file and the file is still whole: else newcomers meet elsewhere. Asked at

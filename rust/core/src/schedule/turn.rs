@@ -175,10 +175,11 @@ impl Round {
 
     /// The virtual time with which `slot`, a member here, enters from idleness, and whether it goes first.
     ///
-    /// It has at most half a turn of credit and at most `DEBT_MAX_US` of debt. `latest_us` is the latest virtual time of
-    /// all slots: where nobody else is at work, nobody is owed anything.
+    /// It has at most half a turn of credit and at most `DEBT_MAX_US` of debt; a newcomer, of whom nothing is known, has
+    /// neither, or a process that leaves after each step and comes again would always go first. `latest_us` is the latest
+    /// virtual time of all slots: where nobody else is at work, nobody is owed anything.
     #[must_use]
-    pub fn arrival(&self, slot: usize, latest_us: i64) -> (i64, bool) {
+    pub fn arrival(&self, slot: usize, latest_us: i64, newcomer: bool) -> (i64, bool) {
         let Some(own) = self.peer(slot) else { return (0, false) };
         let mut others = self.peers;
         others[slot] = None;
@@ -188,6 +189,9 @@ impl Round {
             return (latest.clamp(-V_ENTER_MAX_US, V_ENTER_MAX_US), false);
         }
         let mean = others.mean_v_us.clamp(-V_ENTER_MAX_US, V_ENTER_MAX_US);
+        if newcomer {
+            return (mean, false);
+        }
         let entered = own.v_us.max(mean.saturating_sub(self.half_turn_us(slot)));
         (entered.min(mean.saturating_add(DEBT_MAX_US)), own.v_us <= mean)
     }

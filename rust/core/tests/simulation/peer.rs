@@ -89,6 +89,8 @@ pub(crate) struct Private {
     pub(crate) last_activity_us: Option<u64>,
     pub(crate) begun_us: u64,
     pub(crate) longest_us: u32,
+    /// It was in a round before.
+    pub(crate) entered: bool,
     pub(crate) charged_until_us: u64,
     pub(crate) used_us: u64,
     pub(crate) generation: u64,

@@ -33,7 +33,8 @@ impl World {
     /// A request begins: its credit and debt are bounded.
     pub(crate) fn turn_arrive(&mut self, slot: usize) {
         let latest = self.peers.iter().map(|peer| peer.words.v_us).max().unwrap_or(0);
-        let (v_us, boosted) = self.round(slot).arrival(slot, latest);
+        let newcomer = !std::mem::replace(&mut self.peers[slot].turn.entered, true);
+        let (v_us, boosted) = self.round(slot).arrival(slot, latest, newcomer);
         self.peers[slot].words.v_us = v_us;
         self.peers[slot].turn.boosted = boosted;
     }

@@ -95,7 +95,7 @@ proptest! {
         let others = Round::new(&others);
         prop_assume!(!others.is_empty());
 
-        let (v_us, first) = round.arrival(slot, latest);
+        let (v_us, first) = round.arrival(slot, latest, false);
 
         let half = (round.period_us() - round.quantum_us(slot)).cast_signed() / 2;
         let before = members[slot].expect("a member").v_us;
@@ -106,8 +106,23 @@ proptest! {
     }
 
     #[test]
+    fn a_newcomer_is_owed_nothing_owes_nothing_and_waits_like_all(
+        (members, slot) in with_one(honest()), latest in any::<i64>()
+    ) {
+        let mut others = members;
+        others[slot] = None;
+        let others = Round::new(&others);
+        prop_assume!(!others.is_empty());
+
+        let arrived = Round::new(&members).arrival(slot, latest, true);
+
+        prop_assert_eq!(arrived, (others.mean_v_us(), false));
+    }
+
+    #[test]
     fn who_arrives_alone_owes_nothing_and_is_owed_nothing(own in honest(), slot in 0..SLOT_COUNT, latest in 0_i64..1 << 50) {
-        prop_assert_eq!(alone(own, slot).arrival(slot, latest), (own.v_us.max(latest), false));
+        prop_assert_eq!(alone(own, slot).arrival(slot, latest, false), (own.v_us.max(latest), false));
+        prop_assert_eq!(alone(own, slot).arrival(slot, latest, true), (own.v_us.max(latest), false));
     }
 
     #[test]
@@ -183,14 +198,14 @@ proptest! {
         prop_assert!(round.round_us() <= SLOT_COUNT as u64 * (STEP_MAX_US + 1000));
         prop_assert!(round.remaining_us(slot, used) <= round.quantum_us(slot) * 5 / 4);
         prop_assert!(round.len() == members.iter().flatten().count());
-        let (v_us, _) = round.arrival(slot, latest);
+        let (v_us, _) = round.arrival(slot, latest, false);
         prop_assert!(v_us.unsigned_abs() <= 1 << 60);
         prop_assert!(round.charge(slot, used).unsigned_abs() <= 1 << 61);
     }
 
     #[test]
-    fn who_enters_beside_any_words_has_room_to_be_charged((members, slot) in with_one(any_peer()), latest in any::<i64>()) {
-        let (v_us, _) = Round::new(&members).arrival(slot, latest);
+    fn who_enters_beside_any_words_has_room_to_be_charged((members, slot) in with_one(any_peer()), latest in any::<i64>(), newcomer: bool) {
+        let (v_us, _) = Round::new(&members).arrival(slot, latest, newcomer);
 
         let mut entered = [None; SLOT_COUNT];
         entered[slot] = members[slot].map(|own| TurnPeer { v_us, ..own });
@@ -206,7 +221,7 @@ proptest! {
         prop_assert_eq!((round.quantum_us(slot), round.remaining_us(slot, used), round.charge(slot, used)), (0, 0, 0));
         prop_assert!(round.must_yield(slot, 0));
         prop_assert_eq!(round.must_yield(SLOT_COUNT, used), true);
-        prop_assert_eq!(round.arrival(slot, 5), (0, false));
+        prop_assert_eq!(round.arrival(slot, 5, false), (0, false));
     }
 
     #[test]

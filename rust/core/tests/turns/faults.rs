@@ -122,6 +122,41 @@ fn the_step_after_a_turn_was_taken_is_not_charged_for_the_step_that_was_under_wa
 }
 
 #[test]
+fn who_lost_its_turn_by_silence_pays_for_work_but_not_for_a_pause() {
+    let charged_ms = |span: Duration, told: bool| {
+        let scratch = Scratch::new("silence");
+        let pacer = scratch.join("ours");
+        assert!(pacer.arrive());
+        compute(Duration::from_millis(2));
+        pacer.done();
+        let puppet = Puppet::new(&scratch, 0, INREQ);
+        let v_us = puppet.0.u64(ext(0) + V);
+        puppet.write(V, &v_us.to_le_bytes());
+        assert!(pacer.arrive());
+        puppet.take_token();
+        let started = now();
+        while started.elapsed() < span {
+            puppet.beat();
+            pause();
+        }
+        if told {
+            pacer.done();
+        } else {
+            let _ = pacer.arrive();
+        }
+        (puppet.0.u64(ext(0) + V) - v_us) / 1000
+    };
+
+    // Two peers of weight 1: a millisecond is two of virtual time. The limit is 100 ms.
+    let told_ms = charged_ms(Duration::from_millis(300), true);
+    assert!((600..1000).contains(&told_ms), "{told_ms}");
+    let pause_ms = charged_ms(Duration::from_millis(300), false);
+    assert!((150..=200).contains(&pause_ms), "{pause_ms}");
+    let idle_ms = charged_ms(Duration::from_millis(2100), false);
+    assert!(idle_ms <= 10, "{idle_ms}");
+}
+
+#[test]
 fn turns_go_to_a_peer_whose_clock_is_an_hour_off() {
     for hour_us in [3_600_000_000, -3_600_000_000] {
         let scratch = Scratch::new("hour");

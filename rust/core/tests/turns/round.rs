@@ -101,6 +101,8 @@ fn a_peer_of_the_seed_at_work_puts_all_on_the_grid_and_the_token_is_free() {
 fn who_comes_to_work_with_no_debt_asks_to_go_first() {
     let scratch = Scratch::new("boost");
     let pacer = scratch.join("ours");
+    assert!(pacer.arrive());
+    pacer.idle();
     let puppet = Puppet::new(&scratch, 0, INREQ);
     puppet.write(V, &1_000_000_u64.to_le_bytes());
     puppet.take_token();
@@ -109,6 +111,31 @@ fn who_comes_to_work_with_no_debt_asks_to_go_first() {
 
     let flags = puppet.0.u64(ext(0) + TURN_FLAGS) & 15;
     assert_eq!(flags, u64::from(INREQ | QUEUED) | BOOST);
+}
+
+#[test]
+fn a_newcomer_asks_for_nothing_before_its_time() {
+    let scratch = Scratch::new("newcomer");
+    let pacer = scratch.join("ours");
+    let puppet = Puppet::new(&scratch, 0, INREQ);
+    puppet.write(V, &1_000_000_u64.to_le_bytes());
+    puppet.take_token();
+
+    assert!(!pacer.arrive());
+
+    assert_eq!(puppet.0.u64(ext(0) + TURN_FLAGS) & 15, u64::from(INREQ | QUEUED));
+    assert_eq!(puppet.0.u64(ext(0) + V), 1_000_000);
+}
+
+#[test]
+fn a_free_turn_goes_to_who_waits_and_not_to_who_comes() {
+    let scratch = Scratch::new("free");
+    let pacer = scratch.join("comes");
+    let puppet = Puppet::new(&scratch, 0, INREQ | QUEUED);
+
+    assert!(!pacer.arrive());
+
+    assert!(puppet.has_token());
 }
 
 #[test]
@@ -163,9 +190,9 @@ fn a_waiter_is_seen_to_wait_and_the_end_of_a_request_lets_it_go_on() {
 fn the_end_of_a_request_passes_on_a_turn_that_was_not_over() {
     let scratch = Scratch::new("rest");
     let pacer = scratch.join("ours");
-    let puppet = Puppet::new(&scratch, 0, INREQ | QUEUED);
     pacer.open_request();
     assert!(pacer.arrive());
+    let puppet = Puppet::new(&scratch, 0, INREQ | QUEUED);
     compute(Duration::from_millis(1));
     pacer.done();
     assert_eq!(holder(&puppet.0), Some(0));
