@@ -55,7 +55,7 @@ def test_a_lease_of_one_user_is_refused_to_another_with_the_remedy(
     monkeypatch.setenv("OCGPU_SHARE", "user")
     with Lease(), remote() as other:
         other.ask(BECOME)
-        with pytest.raises(AssertionError, match=r"Permission denied.*OCGPU_DIR"):
+        with pytest.raises(AssertionError, match=r"Permission denied.*OCGPU_SHARE=user.*OCGPU_DIR"):
             other.ask("Lease().try_acquire()")
     assert {path.stat().st_mode & 0o777 for path in shared_dir.iterdir()} == {0o600}
 

@@ -204,7 +204,8 @@ def test_flock_the_program_excludes_and_is_excluded(ours: str, theirs: str, both
 def test_flock_the_program_is_seen_as_a_waiter() -> None:
     with Lease() as lease:
         other = subprocess.Popen(["flock", lease.path, "true"])
-        wait_until(lambda: lease.wanted() == 1, what="flock to wait")
+        wait_until(lambda: len(lease_status().waiters) == 1, what="flock to wait")
+        assert lease.wanted() == 0
 
     assert other.wait(timeout=20) == 0
 

@@ -114,13 +114,13 @@ def test_a_busy_or_late_lease_is_status_75_and_names_the_holder(timeout: str) ->
 
 
 def test_who_holds_is_said_once_while_waiting_with_foreign_text_escaped() -> None:
-    with Lease(reason="fine\x1b[2J") as lease:
+    with Lease(reason="fine\x1b[2J"):
         waiting = subprocess.Popen([*RUN, "--", "true"], stderr=subprocess.PIPE, text=True)
-        wait_until(lambda: lease.wanted() == 1, what="the supervisor to wait")
-    _, errors = waiting.communicate(timeout=20)
+        assert waiting.stderr is not None
+        errors = waiting.stderr.readline()
+    _, more = waiting.communicate(timeout=20)
 
-    assert waiting.returncode == 0
-    assert errors.count("\n") == 1
+    assert (waiting.returncode, more) == (0, "")
     assert f"ocgpu: waiting for the lease, held by pid {os.getpid()} " in errors
     assert "fine\\x1b[2J" in errors
 
@@ -348,3 +348,31 @@ def test_a_run_under_a_run_is_refused_with_the_reason() -> None:
 
     assert result.returncode == 1
     assert "above this process" in result.stderr
+
+
+def test_shared_commands_are_shown_and_not_their_supervisors() -> None:
+    with (
+        running("--shared", "--", *ALONE) as (_, one),
+        running("--shared", "--", *ALONE) as (_, two),
+        running("--shared", "--", *ALONE) as (_, three),
+    ):
+        wait_until(
+            lambda: {holder.pid for holder in lease_status().holders} == {one, two, three},
+            what="the commands alone",
+        )
+
+
+def test_a_reason_that_is_no_text_is_refused_with_its_legal_form() -> None:
+    result = subprocess.run(
+        [*RUN, "--reason", b"a\xff", "--", "true"], capture_output=True, text=True, timeout=20
+    )
+
+    assert result.returncode == 2
+    assert result.stderr == "ocgpu: invalid `reason`: 'a\\udcff'; use a text\n"
+
+
+def test_a_time_out_is_said_as_it_was_asked() -> None:
+    with Lease():
+        result = done("--timeout", "20ms", "--", "true")
+
+    assert "not granted within 0.02 s" in result.stderr

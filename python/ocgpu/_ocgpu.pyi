@@ -80,11 +80,10 @@ class Lease:
         """
     def wanted(self, /) -> int:
         """
-        How many waiters queue behind this lease; 0 when it is not held.
+        How many waiters queue behind this lease; 0 when it is not held. Cheap enough for every step.
 
-        Counted are ocgpu's waiters, and other programs asleep in flock(2) on the file as far as
-        `/proc/locks` shows them: not in another pid namespace. A program that only tries now and then
-        does not show at all.
+        Counted are ocgpu's waiters. Other programs asleep in flock(2) on the file are shown by
+        `lease_status` alone.
         """
 
 @final
@@ -113,7 +112,8 @@ class LeaseParty:
     @property
     def reason(self, /) -> str | None:
         """
-        Why it wanted the lease, in its own words: escape them before showing them.
+        Why it wanted the lease, in its own words: escape them before showing them. Known of an
+        exclusive holder and of the latest of several shared ones; None of all others.
         """
     @property
     def since(self, /) -> float | None:

@@ -167,7 +167,8 @@ def lease_status(
     `held` and `mode` are right for all leases of ocgpu. Names and waiters are hints, which their
     processes wrote; waiters stand in the order in which they will be served. Locks that other
     programs put on the file (`flock(1)`), and their waiters, are seen in `/proc/locks` where that
-    can be read; a program that only tries now and then is not seen waiting.
+    can be read; a program that only tries now and then is not seen waiting. The kernel may take
+    20 ms for that.
 
     Args:
         gpu: As for `Lease`.

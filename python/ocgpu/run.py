@@ -35,7 +35,8 @@ TELL_INTERVAL: Final = 60.0
 
 _EPILOG: Final = (
     "Exit status: the command's own; 75 when the lease is busy or timed out; 126 or 127 when the "
-    "command cannot be run or found; 128+n when signal n ended it."
+    "command cannot be run or found; 128+n when signal n ended it; 1 or 2 when the lease cannot be "
+    "used or the arguments are illegal."
 )
 
 
@@ -114,10 +115,11 @@ def _wait(lease: Lease, timeout: float | None) -> None:
     ended = threading.Event()
 
     def tell() -> None:
-        while True:
-            _say(f"waiting for the lease, held by {_holders(lease)}")
-            if ended.wait(TELL_INTERVAL):
-                return
+        while not ended.is_set():
+            holders = _holders(lease)
+            if not lease.held:
+                _say(f"waiting for the lease, held by {holders}")
+            ended.wait(TELL_INTERVAL)
 
     teller = threading.Thread(target=tell, name="ocgpu-run", daemon=True)
     teller.start()
@@ -137,13 +139,14 @@ def _queue(lease: Lease, timeout: float | None) -> None:
     deadline = None if timeout is None else time.monotonic() + timeout
     before = signal.signal(signal.SIGTSTP, suspend)
     try:
+        left = timeout
         while not lease.held:
-            left = None if deadline is None else max(deadline - time.monotonic(), 0.001)
             try:
                 lease.acquire(timeout=left)
             except _SuspendedError:
                 lease.release()
                 os.kill(os.getpid(), signal.SIGSTOP)
+                left = None if deadline is None else max(deadline - time.monotonic(), 0.001)
     finally:
         signal.signal(signal.SIGTSTP, before)
 

@@ -34,13 +34,13 @@ def _readers(known: Knowledge) -> list[ControllerRouterHandler]:
         status, document = handlers.health(known)
         return Response(document, status_code=status)
 
-    @route("/metrics", http_method=_LOOK, sync_to_thread=False)
-    def metrics() -> Response[str]:
-        return Response(handlers.metrics_text(known), media_type=_METRICS_TYPE)
+    @route("/metrics", http_method=_LOOK)
+    async def metrics() -> Response[str]:
+        return Response(await handlers.metrics_text(known), media_type=_METRICS_TYPE)
 
-    @route("/gpu/peers", http_method=_LOOK, sync_to_thread=False)
-    def peers() -> dict[str, Any]:
-        return known.registry.snapshot()
+    @route("/gpu/peers", http_method=_LOOK)
+    async def peers() -> dict[str, Any]:
+        return await handlers.peers(known)
 
     @get("/events", sync_to_thread=False)
     def events() -> list[dict[str, Any]]:

@@ -1,5 +1,6 @@
 """Our own endpoints, as plain functions of what the server knows. No call to an upstream here."""
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -7,13 +8,13 @@ from typing import Any, Final
 
 import ocgpu
 from ocgpu.errors import OcgpuError
-from ocgpu.lease import lease_status
+from ocgpu.lease import LeaseStatus, lease_status
 from ocgpu.server.admission import Admission
 from ocgpu.server.metrics import Metrics, Sample, family
 from ocgpu.server.probes import Probes
 from ocgpu.server.registry_view import RegistryView, peer_series
 
-__all__ = ["LEASE", "Knowledge", "events", "health", "index", "metrics_text"]
+__all__ = ["LEASE", "Knowledge", "events", "health", "index", "metrics_text", "peers"]
 
 # Serve takes no lease of the machine yet; it says so where its readers look for it.
 LEASE: Final = {"enabled": False, "reason": "serve does not take the machine lease yet"}
@@ -60,13 +61,21 @@ def health(known: Knowledge) -> tuple[int, dict[str, Any]]:
     return (503 if known.admission.closed else 200), document
 
 
-def metrics_text(known: Knowledge) -> str:
+async def metrics_text(known: Knowledge) -> str:
     """Give the exposition text of `/metrics`."""
     document = known.registry.snapshot()
     parts = [known.metrics.render(known.admission.counts), peer_series(document)]
-    if document["gpu_key"] is not None:
-        parts.append(_lease_series(document["gpu_key"]))
+    lease = await _lease(document["gpu_key"])
+    if lease is not None:
+        parts.append(_lease_series(lease))
     return "".join(parts)
+
+
+async def peers(known: Knowledge) -> dict[str, Any]:
+    """Give the document of `/gpu/peers`: under `lease` stand holders that are no peers, too."""
+    document = known.registry.snapshot()
+    lease = await _lease(document["gpu_key"])
+    return {**document, "lease": None if lease is None else lease.to_dict()}
 
 
 def events(known: Knowledge) -> list[dict[str, Any]]:
@@ -86,12 +95,18 @@ def index() -> str:
     )
 
 
-def _lease_series(gpu_key: str) -> str:
-    """Write the machine's lease as metrics; nothing when it cannot be read."""
+async def _lease(gpu_key: str | None) -> LeaseStatus | None:
+    """Look at the machine's lease, in a thread: it may take 20 ms. None where it cannot be read."""
+    if gpu_key is None:
+        return None
     try:
-        status = lease_status(gpu_key)
+        return await asyncio.to_thread(lease_status, gpu_key)
     except (OcgpuError, OSError):
-        return ""
+        return None
+
+
+def _lease_series(status: LeaseStatus) -> str:
+    """Write the machine's lease as metrics."""
     held: list[Sample] = [("", {}, float(status.held))]
     waiters: list[Sample] = [("", {}, float(len(status.waiters)))]
     return family("gpulease_held", "gauge", "1 while the lease is held", held) + family(

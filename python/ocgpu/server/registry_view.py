@@ -8,8 +8,6 @@ on another host than the card.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ocgpu.errors import OcgpuError
-from ocgpu.lease import lease_status
 from ocgpu.pacer import Pacer
 from ocgpu.server.arbiter import State
 from ocgpu.server.metrics import Sample, family
@@ -50,9 +48,7 @@ class RegistryView:
     def snapshot(self) -> dict[str, Any]:
         """Give the seed's `/gpu/peers` document with our keys."""
         if self.enabled:
-            snapshot = self._pacer.snapshot()
-            lease = _lease(snapshot.gpu_key)
-            return {**snapshot.to_dict(), "lease": lease, "enabled": True}
+            return {**self._pacer.snapshot().to_dict(), "enabled": True}
         empty: dict[str, Any] = {"gpu_key": None, "self": None, "peers": []}
         return {**empty, "enabled": False, "reason": self.reason}
 
@@ -64,14 +60,6 @@ class RegistryView:
     def close(self) -> None:
         """Leave the registry."""
         self._pacer.leave()
-
-
-def _lease(gpu_key: str) -> dict[str, Any] | None:
-    """Describe the machine's lease with all its holders; None when it cannot be read."""
-    try:
-        return lease_status(gpu_key).to_dict()
-    except (OcgpuError, OSError):
-        return None
 
 
 def peer_series(document: Mapping[str, Any]) -> str:

@@ -272,7 +272,7 @@ pub fn check_weight(weight: f64) -> Result<()> {
     if (0.001..=1000.0).contains(&weight) {
         return Ok(());
     }
-    Err(Error::InvalidArgument { name: "weight", value: weight.to_string(), legal: WEIGHT_FORM })
+    Err(Error::InvalidArgument { name: "weight", value: format!("{weight:?}"), legal: WEIGHT_FORM })
 }
 
 #[expect(

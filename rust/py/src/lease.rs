@@ -80,11 +80,10 @@ impl Lease {
         self.show();
     }
 
-    /// How many waiters queue behind this lease; 0 when it is not held.
+    /// How many waiters queue behind this lease; 0 when it is not held. Cheap enough for every step.
     ///
-    /// Counted are ocgpu's waiters, and other programs asleep in flock(2) on the file as far as
-    /// `/proc/locks` shows them: not in another pid namespace. A program that only tries now and then
-    /// does not show at all.
+    /// Counted are ocgpu's waiters. Other programs asleep in flock(2) on the file are shown by
+    /// `lease_status` alone.
     fn wanted(&self) -> usize {
         self.core.wanted()
     }
@@ -209,7 +208,8 @@ impl LeaseParty {
         self.0.name.as_deref()
     }
 
-    /// Why it wanted the lease, in its own words: escape them before showing them.
+    /// Why it wanted the lease, in its own words: escape them before showing them. Known of an
+    /// exclusive holder and of the latest of several shared ones; None of all others.
     #[getter]
     fn reason(&self) -> Option<&str> {
         self.0.reason.as_deref()
@@ -351,7 +351,7 @@ fn parse_timeout(timeout: Option<f64>) -> Result<Option<Duration>, Error> {
         .map(|seconds| {
             Duration::try_from_secs_f64(seconds).map_err(|_| Error::InvalidArgument {
                 name: "timeout",
-                value: seconds.to_string(),
+                value: format!("{seconds:?}"),
                 legal,
             })
         })

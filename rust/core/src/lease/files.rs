@@ -196,9 +196,9 @@ impl Files {
         Ok(copies)
     }
 
-    /// How many queue behind us, and which lease this is.
-    pub(super) fn waiters(&self) -> (usize, Identity) {
-        (self.gate.as_ref().map_or(0, Gate::waiters), self.identity)
+    /// How many queue behind us.
+    pub(super) fn waiters(&self) -> usize {
+        self.gate.as_ref().map_or(0, Gate::waiters)
     }
 }
 
@@ -238,7 +238,12 @@ fn unusable(path: &Path, error: &io::Error) -> Error {
     let remedy = match error.kind() {
         io::ErrorKind::NotFound => "create its directory or set `OCGPU_DIR` to one that exists",
         io::ErrorKind::PermissionDenied => {
-            "let this user read it or set `OCGPU_DIR` to a directory of its own"
+            "another user keeps it to itself (`OCGPU_SHARE=user`): let this user read and write it, delete it while nobody \
+             uses it, or set `OCGPU_DIR` to a directory of its own"
+        }
+        io::ErrorKind::ReadOnlyFilesystem => "set `OCGPU_DIR` to a directory that can be written",
+        _ if sys::is_symbolic_link(error) => {
+            "symbolic links are not followed: remove it or name another `path`"
         }
         _ => "remove what stands there or name another `path`",
     };

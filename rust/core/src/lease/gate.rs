@@ -144,7 +144,7 @@ impl Gate {
             thread::yield_now();
         }
         match mode {
-            LeaseMode::Shared => self.write_hint(0, Claimed::Held(mode), author),
+            LeaseMode::Shared => self.write_hint(locker(), Claimed::Held(mode), author),
             LeaseMode::Exclusive => self.withdraw_hint(),
         }
     }
@@ -158,7 +158,7 @@ impl Gate {
     /// Name another process in our hint.
     pub(super) fn rename(&mut self, mode: LeaseMode, author: &Author) {
         if self.hint.is_some() {
-            self.write_hint(0, Claimed::Held(mode), author);
+            self.write_hint(locker(), Claimed::Held(mode), author);
         }
     }
 
@@ -248,6 +248,11 @@ impl Iterator for Tickets<'_> {
         self.from = behind.max(self.from + 1);
         Some(self.from - 1)
     }
+}
+
+/// What a holder's hint has in place of a ticket: the process that the system names as the one that locks.
+fn locker() -> u64 {
+    u64::from(std::process::id())
 }
 
 fn hint_byte(index: usize) -> i64 {

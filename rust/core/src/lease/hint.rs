@@ -53,7 +53,7 @@ pub(super) enum Claimed {
 ///
 /// | offset | field |
 /// |---|---|
-/// | 0 | ticket u64 |
+/// | 0 | of a waiter the ticket, of a holder the pid that took the lock, u64 |
 /// | 8 | since, microseconds of the wall clock, i64 |
 /// | 16 | pid u32 |
 /// | 20 | mode u32: 1 shared, 2 exclusive; + 256 held, not wanted; the upper half: of the pid namespace's number |
