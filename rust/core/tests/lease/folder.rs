@@ -77,11 +77,12 @@ pub(crate) fn foreign_holder(path: &Path, mode: &str) -> Child {
     child
 }
 
-/// Wait until somebody sleeps in flock(2) on the file.
-pub(crate) fn until_asleep(path: &Path) {
+/// Wait until so many sleep in flock(2) on the file.
+pub(crate) fn until_asleep(path: &Path, count: usize) {
     let inode = std::os::unix::fs::MetadataExt::ino(&fs::metadata(path).unwrap());
-    until("somebody sleeps", || {
+    until(&format!("{count} sleepers"), || {
         let locks = fs::read_to_string("/proc/locks").unwrap();
-        locks.lines().any(|line| line.contains("-> FLOCK") && line.contains(&format!(":{inode} ")))
+        let ours = |line: &&str| line.contains("-> FLOCK") && line.contains(&format!(":{inode} "));
+        locks.lines().filter(ours).count() >= count
     });
 }

@@ -263,7 +263,7 @@ fn without_signals_an_ended_wait_hands_the_lease_straight_back() {
 
     let wait = waiter.start(false).unwrap().expect("the holder has it");
     // Only a thread that sleeps in the lock already is left to sleep on.
-    until_asleep(&folder.file());
+    until_asleep(&folder.file(), 1);
 
     assert!(!wait.stop().unwrap());
     until_waiters(&folder.file(), 1);

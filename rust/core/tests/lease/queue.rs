@@ -7,7 +7,7 @@ use std::thread;
 
 use ocgpu_core::{LeaseMode, lease_status_at};
 
-use crate::folder::{Folder, WATCHDOG, acquire, exclusive, lease, until, until_waiters};
+use crate::folder::{Folder, WATCHDOG, acquire, exclusive, lease, until, until_asleep, until_waiters};
 
 const GATE_BYTES: u64 = 4096;
 
@@ -302,7 +302,7 @@ fn served_in_order_without_gate(folder: &Folder) -> Vec<usize> {
                 order.lock().unwrap().push(number);
             });
         }
-        until_waiters(&folder.file(), 3);
+        until_asleep(&folder.file(), 3);
         holder.release();
     });
     order.into_inner().unwrap()

@@ -19,10 +19,22 @@ pub(crate) struct LockLine {
     pub(crate) waiting: bool,
 }
 
-/// Every whole-file lock on `identity` that this process may see; empty when the kernel does not tell.
+/// Every whole-file lock on `identity` that this process may see, of each process once; empty when the kernel does not tell.
+///
+/// The kernel writes the list page by page, and repeats lines where it changes meanwhile.
 pub(crate) fn file_lock_lines(identity: Identity) -> Vec<LockLine> {
     let text = fs::read("/proc/locks").unwrap_or_default();
-    String::from_utf8_lossy(&text).lines().filter_map(|line| parse(line, identity)).collect()
+    once(String::from_utf8_lossy(&text).lines().filter_map(|line| parse(line, identity)))
+}
+
+fn once(lines: impl Iterator<Item = LockLine>) -> Vec<LockLine> {
+    let mut found = Vec::new();
+    for line in lines {
+        if !found.contains(&line) {
+            found.push(line);
+        }
+    }
+    found
 }
 
 /// The command name of a process; `None` when it is gone or hidden.
@@ -72,6 +84,17 @@ mod tests {
         assert_eq!(parse(held, FILE), Some(pid_708));
         let pid_709 = LockLine { pid: 709, mode: LockMode::Shared, waiting: true };
         assert_eq!(parse(waits, FILE), Some(pid_709));
+    }
+
+    #[test]
+    fn a_line_that_the_kernel_repeats_is_one() {
+        let waits = "4:  -> FLOCK  ADVISORY  READ 709 00:1a:77 0 EOF";
+        let again = "9:  -> FLOCK  ADVISORY  READ 709 00:1a:77 0 EOF";
+        let holds = "5: FLOCK  ADVISORY  READ 709 00:1a:77 0 EOF";
+
+        let lines = once([waits, again, holds].into_iter().filter_map(|line| parse(line, FILE)));
+
+        assert_eq!(lines.iter().map(|line| line.waiting).collect::<Vec<_>>(), [true, false]);
     }
 
     #[test]
