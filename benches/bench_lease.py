@@ -2,48 +2,19 @@
 
 import fcntl
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import IO
 
 import pytest
 from pytest_benchmark.fixture import BenchmarkFixture
 
-from ocgpu import Lease
+from benches.leases.contenders import ASYNC, FLOOR, SYNC
+from benches.leases.waiter import Waiter
+from ocgpu import Lease, lease_status
 
 ROUNDS = 300
-
-# Waits for the lease once for each line that it reads, and answers when it got it.
-_WAITER = """
-import asyncio, fcntl, sys, time, ocgpu
-kind, path = sys.argv[1:]
-lease = ocgpu.Lease(path=path)
-file = open(path, "rb+")
-
-def flock():
-    fcntl.flock(file, fcntl.LOCK_EX)
-    got = time.monotonic_ns()
-    fcntl.flock(file, fcntl.LOCK_UN)
-    return got
-
-def sync():
-    with lease:
-        return time.monotonic_ns()
-
-async def waiting():
-    async with lease:
-        return time.monotonic_ns()
-
-async def serve(once):
-    for _ in sys.stdin:
-        print(await once() if kind == "async" else once(), flush=True)
-
-asyncio.run(serve({"flock": flock, "sync": sync, "async": waiting}[kind]))
-"""
 
 
 @pytest.fixture(autouse=True)
@@ -89,30 +60,8 @@ def test_with(benchmark: BenchmarkFixture, lease: Lease) -> None:
     benchmark.pedantic(block, rounds=200, iterations=500, warmup_rounds=5)
 
 
-class Waiter:
-    """Another process that waits for the lease whenever it is told to."""
-
-    def __init__(self, kind: str, path: Path) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", _WAITER, kind, path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
-
-    def begin(self) -> None:
-        assert self.process.stdin is not None
-        self.process.stdin.write("\n")
-
-    def granted_ns(self) -> int:
-        """When its wait ended, on the monotonic clock of the machine."""
-        assert self.process.stdout is not None
-        return int(self.process.stdout.readline())
-
-
 @pytest.mark.benchmark(group="hand-over to a waiting process and its answer: floor is flock")
-@pytest.mark.parametrize("kind", ["flock", "sync", "async"])
+@pytest.mark.parametrize("kind", [FLOOR, SYNC, ASYNC], ids=["flock", "sync", "async"])
 def test_hand_over(
     benchmark: BenchmarkFixture,
     lease: Lease,
@@ -126,16 +75,17 @@ def test_hand_over(
     def prepare() -> None:
         lease.acquire()
         other.begin()
-        while lease.wanted() == 0:
+        # Not `wanted`, which counts no sleeper in flock(2).
+        while not lease_status(path=lease.path).waiters:
             time.sleep(0.0002)
 
     def hand_over() -> None:
         start = time.monotonic_ns()
         lease.release()
-        took_us.append((other.granted_ns() - start) / 1000)
+        took_us.append((other.came_ns() - start) / 1000)
 
     benchmark.pedantic(hand_over, setup=prepare, rounds=ROUNDS)
-    other.process.communicate(timeout=20)
+    other.end()
     middle, late = statistics.median(took_us), statistics.quantiles(took_us, n=100)[98]
     benchmark.extra_info.update(p50_us=middle, p99_us=late)
     with capsys.disabled():

@@ -9,7 +9,6 @@ import os
 import platform
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,10 +17,10 @@ from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 
-from benches.leases.contenders import CONTENDERS, Contender
+from benches.leases.contenders import CONTENDERS, FLOOR, Contender
+from benches.leases.waiter import Waiter
 from ocgpu import Lease, LeaseTimeoutError
 
-FLOOR = "flock(2), file kept open"
 PAIRS = 2000
 TIMEOUTS = (0.01, 0.05, 0.5)
 """Seconds."""
@@ -76,7 +75,7 @@ def hand_overs(folder: Path, count: int, hold: str) -> dict[str, list[float]]:
         lock = make(path)
         lock.acquire()
         lock.release()
-        other = _Waiter(name, path)
+        other = Waiter(name, path)
         for _ in range(count):
             lock.acquire()
             other.begin()
@@ -100,32 +99,6 @@ def timeouts(folder: Path) -> dict[float, list[float]]:
                     Lease(path=folder / "timeouts").acquire(timeout=seconds)
                 late[seconds].append((time.monotonic_ns() - start_ns) / 1000 - seconds * 1e6)
     return late
-
-
-class _Waiter:
-    """`benches.leases.waiter` in a process."""
-
-    def __init__(self, name: str, path: Path) -> None:
-        self._process = subprocess.Popen(  # this program's own arguments
-            [sys.executable, "-m", "benches.leases.waiter", name, path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            bufsize=1,
-        )
-        assert self._process.stdout is not None
-        assert self._process.stdout.readline() == "ready\n"
-
-    def begin(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write("\n")
-
-    def came_ns(self) -> int:
-        assert self._process.stdout is not None
-        return int(self._process.stdout.readline())
-
-    def end(self) -> None:
-        self._process.communicate(timeout=20)
 
 
 def write_conditions(began: tuple[float, float, float]) -> None:

@@ -12,7 +12,9 @@ import portalocker
 
 from ocgpu import Lease
 
-__all__ = ["CONTENDERS", "Contender"]
+__all__ = ["ASYNC", "CONTENDERS", "FLOOR", "SYNC", "Contender"]
+
+FLOOR, SYNC, ASYNC = "flock(2), file kept open", "ocgpu.Lease", "ocgpu.Lease, async"
 
 
 class Contender(Protocol):
@@ -73,9 +75,9 @@ class Portalocker:
 
 
 CONTENDERS: dict[str, Callable[[Path], Contender]] = {
-    "flock(2), file kept open": Flock,
-    "ocgpu.Lease": lambda path: Lease(path=path),
-    "ocgpu.Lease, async": AsyncLease,
+    FLOOR: Flock,
+    SYNC: lambda path: Lease(path=path),
+    ASYNC: AsyncLease,
     "filelock.FileLock": filelock.FileLock,
     "fasteners.InterProcessLock": fasteners.InterProcessLock,
     "portalocker.Lock": Portalocker,
