@@ -1,5 +1,7 @@
 """What every test may ask for: a place of its own, a key of its own, processes that end with it."""
 
+import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +28,16 @@ def gpu_key(monkeypatch: pytest.MonkeyPatch) -> str:
     key = f"test-{uuid.uuid4().hex[:16]}"
     monkeypatch.setenv("OCGPU_GPU_KEY", key)
     return key
+
+
+@pytest.fixture
+def shared_dir(gpu_key: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A directory as `/dev/shm` is: everybody may write there, and delete only what is theirs."""
+    path = Path(tempfile.mkdtemp(prefix=gpu_key))
+    path.chmod(0o1777)
+    monkeypatch.setenv("OCGPU_DIR", str(path))
+    yield path
+    shutil.rmtree(path)
 
 
 @pytest.fixture

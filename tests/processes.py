@@ -3,12 +3,24 @@
 import contextlib
 import os
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import psutil
 
-__all__ = ["Processes"]
+__all__ = ["Processes", "run_forking"]
+
+
+def run_forking(program: str) -> subprocess.CompletedProcess[str]:
+    """Run a Python program that forks while it has threads, of which newer Pythons warn."""
+    return subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=20,
+        check=False,
+    )
 
 
 class Processes:

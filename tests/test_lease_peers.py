@@ -10,6 +10,7 @@ import pytest
 
 from ocgpu import Lease, Pacer, peers
 from tests.holders import holder
+from tests.processes import run_forking
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("gpu_dir", "gpu_key")
@@ -77,9 +78,7 @@ def test_a_forked_child_that_joins_shows_no_lease() -> None:
         "os.waitpid(child, 0)\n"
         "print(pacer.snapshot().self.lease)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=20
-    )
+    done = run_forking(code)
 
     assert done.stdout == "['exclusive', None]\nexclusive\n", done.stderr
 

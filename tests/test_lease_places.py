@@ -1,9 +1,5 @@
 """The lease across users, umasks, sticky directories and namespaces."""
 
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -11,24 +7,10 @@ import pytest
 from ocgpu import Lease, lease_status
 from tests.namespaces import in_namespaces
 from tests.remote import remote
+from tests.users import BECOME, OTHER_UID, root_only
 from tests.waiting import wait_until
 
-root_only = pytest.mark.skipif(
-    os.geteuid() != 0, reason="only root can be two users: run as root, as CI does"
-)
-OTHER_UID = 54321
-BECOME = f"os.setgroups([]); os.setgid({OTHER_UID}); os.setuid({OTHER_UID})"
 PROTECTED = Path("/proc/sys/fs/protected_regular")
-
-
-@pytest.fixture
-def shared_dir(gpu_key: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory as `/dev/shm` is: everybody may write there, and delete only what is theirs."""
-    path = Path(tempfile.mkdtemp(prefix=gpu_key))
-    path.chmod(0o1777)
-    monkeypatch.setenv("OCGPU_DIR", str(path))
-    yield path
-    shutil.rmtree(path)
 
 
 @root_only

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from ocgpu import Lease, LeaseError, lease_status
+from tests.processes import run_forking
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("gpu_dir", "gpu_key")
@@ -156,9 +157,7 @@ def test_forking(state: str) -> None:
     if state == "waiting":
         holder.acquire()
 
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, timeout=20
-    )
+    done = run_forking(code)
 
     assert done.stdout == "0 True True\n", done.stderr
     holder.release()

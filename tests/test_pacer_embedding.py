@@ -1,8 +1,6 @@
 """The ways to embed a pacer: coroutines, iterators, units, threads, forked children."""
 
 import asyncio
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -12,6 +10,7 @@ import pytest
 import ocgpu
 from ocgpu import Pacer
 from tests.at_work import at_work, state_of
+from tests.processes import run_forking
 from tests.waiting import wait_until
 
 pytestmark = pytest.mark.usefixtures("gpu_dir", "gpu_key")
@@ -173,9 +172,7 @@ def test_a_forked_child_joins_anew_and_does_not_disturb_its_parent() -> None:
         "status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])\n"
         "print(status, [p.slot for p in peers().peers if p.alive], parent.slot, parent.enabled)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=20
-    )
+    done = run_forking(program)
 
     assert done.stdout == "0 [0] 0 True\n", done.stderr
 
@@ -193,8 +190,6 @@ def test_a_forked_child_that_does_not_use_its_copy_does_not_join() -> None:
         "    sys.exit(int(code))\n"
         "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), parent.enabled)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, timeout=20
-    )
+    done = run_forking(program)
 
     assert done.stdout == "0 True\n", done.stderr

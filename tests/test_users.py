@@ -1,32 +1,15 @@
 """Peers of several users on one machine."""
 
-import os
-import shutil
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ocgpu import peers
 from tests.remote import Remote, remote, wait_for_names
+from tests.users import BECOME, root_only
 from tests.waiting import wait_until
 
-pytestmark = pytest.mark.skipif(
-    os.geteuid() != 0, reason="only root can be two users: run as root, as CI does"
-)
-OTHER_UID = 54321
-BECOME = f"os.setgroups([]); os.setgid({OTHER_UID}); os.setuid({OTHER_UID})"
-
-
-@pytest.fixture
-def shared_dir(gpu_key: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A directory as `/dev/shm` is: everybody may write there, and delete only what is theirs."""
-    path = Path(tempfile.mkdtemp(prefix=gpu_key))
-    path.chmod(0o1777)
-    monkeypatch.setenv("OCGPU_DIR", str(path))
-    yield path
-    shutil.rmtree(path)
+pytestmark = root_only
 
 
 def enabled(process: Remote, name: str) -> bool:

@@ -10,7 +10,6 @@ import weakref
 from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar, cast
 
 from ocgpu import _ocgpu, arguments
@@ -135,17 +134,6 @@ class Pacer(_ocgpu.Pacer):
         """Everybody of this GPU now: `.self` is this process, `.peers` are the others."""
         return Snapshot(self)
 
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.leave()
-
     def __repr__(self) -> str:
         place = f"slot {self.slot}" if self.enabled else f"not paced: {self.reason}"
         return f"<Pacer weight={self.weight:g}, {place}>"
@@ -153,12 +141,13 @@ class Pacer(_ocgpu.Pacer):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
+        self.leave()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
         self.leave()
 
 

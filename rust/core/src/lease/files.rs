@@ -62,16 +62,6 @@ impl Files {
         Ok(Self { lock, gate: Gate::open(spot), identity, lent: false })
     }
 
-    /// Open the lease file that is there now; our place in the queue stays.
-    fn reopen(self, spot: &Spot) -> Result<Self> {
-        let kept = self.gate.filter(|gate| gate.is_current(spot));
-        let opened = Self::open(spot)?;
-        Ok(match kept.and_then(Gate::reopened) {
-            Some(gate) => Self { gate: Some(gate), ..opened },
-            None => opened,
-        })
-    }
-
     /// Take the lease now, or see that another has it or waits for it. The files come back either way.
     pub(super) fn try_claim(kept: Option<Self>, spot: &Spot, mode: LeaseMode) -> Result<(bool, Self)> {
         let mut kept = kept;
@@ -132,10 +122,12 @@ impl Files {
         if self.is_current(spot)? {
             return Ok((true, self));
         }
-        let queued = self.gate.as_ref().is_some_and(|gate| gate.is_current(spot));
-        let mut files = self.reopen(spot)?;
-        if !queued {
-            files.enqueue(spot, mode, template);
+        // Our place in the queue stays, where the queue is still the one that the path names.
+        let kept = self.gate.filter(|gate| gate.is_current(spot));
+        let mut files = Self::open(spot)?;
+        match kept.and_then(Gate::reopened) {
+            Some(gate) => files.gate = Some(gate),
+            None => files.enqueue(spot, mode, template),
         }
         Ok((false, files))
     }

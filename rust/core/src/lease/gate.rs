@@ -33,8 +33,8 @@ const FILE_BYTES: usize = 4096;
 const STATE: i64 = 1 << 38;
 const MUTEX: i64 = 1 << 39;
 const TICKETS: i64 = 1 << 40;
-const TICKET_COUNT: i64 = 1 << 40;
 const HINT_BYTES: i64 = 1 << 41;
+const TICKETS_END: i64 = HINT_BYTES;
 /// Whoever is stopped in the middle of taking a ticket costs those who arrive meanwhile this much, and their order.
 const MUTEX_TRIES: u32 = 1000;
 const MUTEX_PAUSE: Duration = Duration::from_micros(50);
@@ -75,21 +75,20 @@ impl Gate {
 
     /// Whether somebody waits: nobody may pass then.
     pub(super) fn has_waiters(&self) -> bool {
-        matches!(sys::byte_lock_in(&self.file, TICKETS, TICKET_COUNT), Ok(Some(_)))
+        matches!(sys::byte_lock_in(&self.file, TICKETS, TICKETS_END - TICKETS), Ok(Some(_)))
     }
 
     /// How many wait, this handle not counted.
     pub(super) fn waiters(&self) -> usize {
-        Tickets { file: &self.file, from: TICKETS, end: TICKETS + TICKET_COUNT }.count()
+        self.tickets_below(TICKETS_END).count()
     }
 
     /// Queue behind all who wait. Without a ticket afterwards the order is flock's.
     pub(super) fn enqueue(&mut self) {
         let ordered = self.lock_mutex();
         for _ in 0..TICKET_TRIES {
-            let all = Tickets { file: &self.file, from: TICKETS, end: TICKETS + TICKET_COUNT };
-            let ticket = all.last().map_or(TICKETS, |last| last + 1);
-            if ticket >= TICKETS + TICKET_COUNT {
+            let ticket = self.tickets_below(TICKETS_END).last().map_or(TICKETS, |last| last + 1);
+            if ticket >= TICKETS_END {
                 break;
             }
             if sys::lock_byte(&self.file, ticket, LockMode::Exclusive, false).unwrap_or(false) {
@@ -108,9 +107,7 @@ impl Gate {
     /// `Interrupted` when a signal ended the sleep.
     pub(super) fn advance(&self) -> io::Result<bool> {
         let Some(ticket) = self.ticket else { return Ok(true) };
-        let Some(before) = (Tickets { file: &self.file, from: TICKETS, end: ticket }).last() else {
-            return Ok(true);
-        };
+        let Some(before) = self.tickets_below(ticket).last() else { return Ok(true) };
         match sys::lock_byte(&self.file, before, LockMode::Shared, true) {
             Ok(_) => {
                 let _ = sys::unlock_byte(&self.file, before);
@@ -171,6 +168,10 @@ impl Gate {
     /// The handle, to be shared with a child process.
     pub(super) fn file(&self) -> &ProcessFile {
         &self.file
+    }
+
+    fn tickets_below(&self, end: i64) -> Tickets<'_> {
+        Tickets { file: &self.file, from: TICKETS, end }
     }
 
     fn write_hint(&mut self, ticket: u64, claimed: Claimed, author: &Author) {

@@ -109,20 +109,27 @@ fn one_object_holds_once_and_says_so() {
     assert!(lease.held());
 }
 
+/// `waiter` waits behind a holder until it is released itself.
+fn assert_release_ends_the_wait_of(waiter: &Lease) {
+    thread::scope(|scope| {
+        let waiting = scope.spawn(|| acquire(waiter, None));
+        until_waiters(waiter.path(), 1);
+
+        waiter.release();
+
+        assert!(matches!(waiting.join().unwrap(), Err(Error::LeaseInterrupted { .. })));
+    });
+}
+
 #[test]
 fn release_is_harmless_in_every_state_and_ends_a_wait() {
     let folder = Folder::new("release");
     let (holder, waiter) = (exclusive(&folder.file()), exclusive(&folder.file()));
     waiter.release();
     holder.try_acquire().unwrap();
-    thread::scope(|scope| {
-        let waiting = scope.spawn(|| acquire(&waiter, None));
-        until_waiters(&folder.file(), 1);
 
-        waiter.release();
+    assert_release_ends_the_wait_of(&waiter);
 
-        assert!(matches!(waiting.join().unwrap(), Err(Error::LeaseInterrupted { .. })));
-    });
     assert!(!waiter.held());
     for _ in 0..2 {
         holder.release();
@@ -279,14 +286,8 @@ fn without_signals_a_release_ends_a_wait_all_the_same() {
     let waiter = Lease::at_path(&folder.file(), 0o600, quiet).unwrap();
     let holder = exclusive(&folder.file());
     holder.try_acquire().unwrap();
-    thread::scope(|scope| {
-        let waiting = scope.spawn(|| acquire(&waiter, None));
-        until_waiters(&folder.file(), 1);
 
-        waiter.release();
-
-        assert!(matches!(waiting.join().unwrap(), Err(Error::LeaseInterrupted { .. })));
-    });
+    assert_release_ends_the_wait_of(&waiter);
 }
 
 #[test]

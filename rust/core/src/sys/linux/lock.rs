@@ -58,10 +58,7 @@ pub(crate) fn unlock_byte(file: &File, offset: i64) -> io::Result<()> {
 
 /// How another handle holds the byte at `offset`; `None` when nobody else does. Takes nothing itself.
 pub(crate) fn byte_lock_held(file: &File, offset: i64) -> io::Result<Option<LockMode>> {
-    let mut lock = byte_lock(libc::F_WRLCK, offset);
-    // SAFETY: `lock` outlives the call, and `file` keeps the descriptor open.
-    busy_is_false(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) })?;
-    Ok(match i32::from(lock.l_type) {
+    Ok(match i32::from(conflicting(file, offset, 1)?.l_type) {
         libc::F_RDLCK => Some(LockMode::Shared),
         libc::F_WRLCK => Some(LockMode::Exclusive),
         _ => None,
@@ -71,9 +68,7 @@ pub(crate) fn byte_lock_held(file: &File, offset: i64) -> io::Result<Option<Lock
 /// A lock that another handle has somewhere in the `length` bytes from `start`, as its own start and length (0: to the
 /// end of all files); `None` when there is none. Which one of several is the kernel's choice.
 pub(crate) fn byte_lock_in(file: &File, start: i64, length: i64) -> io::Result<Option<(i64, i64)>> {
-    let mut lock = libc::flock { l_len: length, ..byte_lock(libc::F_WRLCK, start) };
-    // SAFETY: `lock` outlives the call, and `file` keeps the descriptor open.
-    busy_is_false(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) })?;
+    let lock = conflicting(file, start, length)?;
     Ok((i32::from(lock.l_type) != libc::F_UNLCK).then_some((lock.l_start, lock.l_len)))
 }
 
@@ -86,6 +81,14 @@ pub(crate) fn byte_locks_work(file: &File, offset: i64) -> io::Result<bool> {
             _ => Err(error),
         },
     }
+}
+
+/// One of the locks of other handles that a write lock of these bytes would meet; of the type `F_UNLCK` when there is none.
+fn conflicting(file: &File, start: i64, length: i64) -> io::Result<libc::flock> {
+    let mut lock = libc::flock { l_len: length, ..byte_lock(libc::F_WRLCK, start) };
+    // SAFETY: `lock` outlives the call, and `file` keeps the descriptor open.
+    busy_is_false(unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_GETLK, &raw mut lock) })?;
+    Ok(lock)
 }
 
 fn byte_lock(kind: i32, offset: i64) -> libc::flock {
