@@ -17,8 +17,7 @@ use crate::place::Place;
 use crate::registry::{LockKind, Locks, SegmentPath, extended};
 use crate::sync::Ordering;
 use crate::sys::{
-    Identity, Mapping, ProcessFile, boot_hash, check_directory, is_symbolic_link, keep_guarding,
-    open_or_create, random_u64,
+    Identity, Mapping, ProcessFile, boot_hash, check_directory, is_symbolic_link, open_or_create, random_u64,
 };
 
 /// Restarts when the file behind the name is replaced while we open it.
@@ -121,10 +120,8 @@ impl MappedSegment {
         }
     }
 
-    /// Whether the name still leads to this file and the file is still whole: else newcomers meet elsewhere. Asked at
-    /// each beat, so it also sees to it that a cut until the next one is survived.
+    /// Whether the name still leads to this file and the file is still whole: else newcomers meet elsewhere.
     pub(crate) fn still_named(&self, path: &SegmentPath) -> bool {
-        keep_guarding();
         let named = matches!(Identity::at(path.main()), Ok(Some(named)) if named.same_file(self.identity));
         // Newcomers that know only the other name come to us as well; where it cannot be mended, ours still leads here.
         let _ = named.then(|| path.link_plain());
