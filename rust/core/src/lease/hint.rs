@@ -74,6 +74,11 @@ impl Hint {
         (HINTS_AT + index * Self::BYTES) as u64
     }
 
+    /// Whether its author waits.
+    pub(super) fn waits(&self) -> bool {
+        matches!(self.claimed, Claimed::Wanted(_))
+    }
+
     pub(super) fn to_bytes(self) -> [u8; Self::BYTES] {
         let (mode, held) = match self.claimed {
             Claimed::Wanted(mode) => (mode, 0),

@@ -107,7 +107,7 @@ pub(super) fn holder(spot: &Spot) -> Option<LeaseParty> {
 /// The sleepers that have no place in our queue. Its head sleeps in the lock as well, under a number that may be another
 /// one in our pid namespace.
 fn outside(mut lines: Vec<LockLine>, hints: &[Hint]) -> Vec<LockLine> {
-    let head = hints.iter().find(|hint| matches!(hint.claimed, Claimed::Wanted(_)));
+    let head = hints.iter().find(|hint| hint.waits());
     let unseen = head.is_some_and(|head| lines.iter().all(|line| line.pid != head.author.pid));
     lines.retain(|line| !wants(hints, line.pid));
     if unseen && !lines.is_empty() {
@@ -135,7 +135,7 @@ fn judge(look: &Look, lines: &[LockLine], namespace: u64) -> LeaseStatus {
             None => {}
         }
     }
-    let ours = look.hints.iter().filter(|hint| matches!(hint.claimed, Claimed::Wanted(_)));
+    let ours = look.hints.iter().filter(|hint| hint.waits());
     let strangers = outside(waiting, &look.hints).into_iter();
     let waiters = ours.map(|hint| from_hint(hint, namespace)).chain(strangers.map(from_line)).collect();
     LeaseStatus { held: mode.is_some(), mode, holders, waiters }
@@ -165,7 +165,7 @@ fn shared_holders(look: &Look, lines: Vec<LeaseParty>, namespace: u64) -> Vec<Le
 }
 
 fn wants(hints: &[Hint], pid: u32) -> bool {
-    hints.iter().any(|hint| hint.author.pid == pid && matches!(hint.claimed, Claimed::Wanted(_)))
+    hints.iter().any(|hint| hint.author.pid == pid && hint.waits())
 }
 
 fn from_hint(hint: &Hint, namespace: u64) -> LeaseParty {

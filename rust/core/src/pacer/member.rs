@@ -188,24 +188,20 @@ impl Member {
 
     /// Take a slot when we have none, and move house when the segment behind the name is another one.
     fn mend(&self) {
-        let healthy = {
+        let before = {
             let seat = self.seat();
             match (&seat.segment, &seat.claim) {
-                (Some(segment), Some(claim)) => {
-                    segment.still_named(&self.path) && claim.intact(segment.bytes())
+                (Some(segment), Some(claim))
+                    if segment.still_named(&self.path) && claim.intact(segment.bytes()) =>
+                {
+                    segment.restore_header();
+                    return;
                 }
-                _ => false,
+                _ => seat.claim,
             }
         };
-        if healthy {
-            if let Some(segment) = &self.seat().segment {
-                segment.restore_header();
-            }
-            return;
-        }
         let flags = self.owner.flags | self.lease.load(Ordering::Relaxed);
         let owner = Owner { weight: self.weight(), flags, ..self.owner.clone() };
-        let before = self.seat().claim;
         let fresh = MappedSegment::open(&self.place, &self.path).and_then(|segment| {
             if let Some(before) = before {
                 before.disown(segment.bytes());

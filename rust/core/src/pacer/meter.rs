@@ -36,10 +36,7 @@ impl Meter {
             self.counted_until_us = now_us;
             self.worked_us = Some(now_us);
         }
-        unit.map(|unit| {
-            let span_us = now_us.saturating_sub(unit.began_us);
-            if span_us <= ACTIVITY_WINDOW_US || self.in_request() { span_us } else { 0 }
-        })
+        unit.map(|unit| self.work_us(now_us.saturating_sub(unit.began_us)))
     }
 
     /// A unit of `thread` begins.
@@ -96,9 +93,13 @@ impl Meter {
         self.busy_us.saturating_add(open.unwrap_or(0))
     }
 
-    /// How much of a unit's span is work that is not counted yet: all of it, unless it is a gap in a bare loop.
+    /// How much of a unit's span is work that is not counted yet.
     fn uncounted_us(&self, unit: Unit, now_us: u64) -> u64 {
-        let span_us = now_us.saturating_sub(unit.began_us.max(self.counted_until_us));
+        self.work_us(now_us.saturating_sub(unit.began_us.max(self.counted_until_us)))
+    }
+
+    /// How much of a span is work: all of it, unless it is a gap in a bare loop.
+    fn work_us(&self, span_us: u64) -> u64 {
         if span_us <= ACTIVITY_WINDOW_US || self.in_request() { span_us } else { 0 }
     }
 }

@@ -107,6 +107,11 @@ impl<'a> Place<'a> {
     }
 }
 
+/// How long the owner of this slot may be silent in its turn.
+fn published_limit_us(ext: &ExtSlot) -> u64 {
+    u64::from(believed_turn_limit_us(ext.turn_limit_us.load(Ordering::Relaxed)))
+}
+
 /// Wake the threads that wait in `slot`.
 pub(crate) fn wake(segment: &Segment, slot: usize) {
     let wake = &segment.ext_slots[slot].wake;
@@ -176,7 +181,7 @@ impl Member {
         now_us: u64,
     ) {
         let ours = Self::has_turn(place, desk);
-        let limit_us = u64::from(believed_turn_limit_us(place.ext.turn_limit_us.load(Ordering::Relaxed)));
+        let limit_us = published_limit_us(place.ext);
         let silent = unit_us == 0 || (ended == Ended::ByNext && !ours && unit_us > limit_us);
         let mut spent_us = match ours {
             _ if unit_us == 0 => 0,
@@ -216,7 +221,7 @@ impl Member {
 
     /// Hand the token over when the turn is to end and no thread of ours is in the middle of a unit.
     pub(crate) fn end_turn_if_due(&self, place: &Place<'_>, desk: &mut Desk, now_us: u64) {
-        let limit_us = u64::from(believed_turn_limit_us(place.ext.turn_limit_us.load(Ordering::Relaxed)));
+        let limit_us = published_limit_us(place.ext);
         if desk.turn.ending && !desk.meter.in_unit(now_us, limit_us) {
             self.end_turn(place, desk, now_us);
         }
@@ -268,7 +273,7 @@ impl Member {
         let limit_us = match (ungated, untaken) {
             (true, _) => round.quantum_us(holder),
             (false, true) => TAKE_US,
-            (false, false) => u64::from(believed_turn_limit_us(ext.turn_limit_us.load(Ordering::Relaxed))),
+            (false, false) => published_limit_us(ext),
         };
         let hoarded = desk.watch.held_us() >= round.overdue_after_us() + HOARD_US;
         if still_us < limit_us && !hoarded && !(still_us > 0 && owner_is_gone(place.segment, holder)) {
