@@ -97,11 +97,15 @@ pub(super) fn look(spot: &Spot) -> Result<LeaseStatus> {
     Ok(judge(&look, &lines, namespace))
 }
 
-/// One who holds the lease, where its files say so; else as far as the system tells, which takes it some milliseconds.
+/// One who holds the lease, for somebody who was refused: where its files say so; else as far as the system tells, which
+/// takes it some milliseconds; else whoever wrote a bare pid there, as gpulease does.
 pub(super) fn holder(spot: &Spot) -> Option<LeaseParty> {
-    let quick = judge(&Look::at(spot).ok()?, &[], sys::process_identity().pid_namespace);
-    let known = quick.holders.into_iter().next();
-    known.or_else(|| look(spot).ok().and_then(|status| status.holders.into_iter().next()))
+    let (files, namespace) = (Look::at(spot).ok()?, sys::process_identity().pid_namespace);
+    let first = |status: LeaseStatus| status.holders.into_iter().next();
+    let foreign = || Some(&files.record).filter(|record| record.mode.is_none());
+    first(judge(&files, &[], namespace))
+        .or_else(|| look(spot).ok().and_then(first))
+        .or_else(|| recorded(foreign()?, LeaseMode::Exclusive, namespace))
 }
 
 /// The sleepers that have no place in our queue. Its head sleeps in the lock as well, under a number that may be another
