@@ -268,7 +268,9 @@ fn prepared(file: &ProcessFile) -> bool {
         return head[8..] == VERSION.to_le_bytes();
     }
     // Every maker writes the same bytes, so that they need no lock among them. The magic goes last.
-    head[..length].iter().all(|byte| *byte == 0)
+    // Another maker may be between the two.
+    let begun = head[8..] == VERSION.to_le_bytes() && head[..8].iter().all(|byte| *byte == 0);
+    (begun || head[..length].iter().all(|byte| *byte == 0))
         && sys::reserve(file, FILE_BYTES as u64).is_ok()
         && file.write_all_at(&VERSION.to_le_bytes(), 8).is_ok()
         && file.write_all_at(&MAGIC, 0).is_ok()
