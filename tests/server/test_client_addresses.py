@@ -3,6 +3,8 @@
 import asyncio
 import base64
 import socket
+import ssl
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,8 @@ from ocgpu.server.relay.client import HttpUpstream
 from ocgpu.server.relay.upstream import UpstreamConnectError, UpstreamRefusedError
 from tests.server.inloop import RawUpstream
 from tests.server.upstreams import OK, Server, fetch
+
+TLS = Path(__file__).parents[1] / "data" / "tls"
 
 
 async def test_a_prefix_and_a_login_of_the_url_go_into_every_request() -> None:
@@ -86,6 +90,33 @@ async def test_a_connection_that_does_not_come_about_ends_with_the_time_for_it()
             client.connect_ex(full.getsockname())
         upstream = HttpUpstream(f"http://127.0.0.1:{full.getsockname()[1]}", 0.2)
         with pytest.raises(UpstreamConnectError, match="did not answer in time"):
+            await fetch(upstream)
+        await upstream.close()
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1"])
+async def test_an_https_upstream_is_reached_and_its_certificate_checked(
+    host: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(TLS / "cert.pem", TLS / "key.pem")
+    server = await asyncio.start_server(_answer, "127.0.0.1", 0, ssl=context)
+    async with server:
+        url = f"https://{host}:{server.sockets[0].getsockname()[1]}"
+        stranger = HttpUpstream(url, 2.0)
+        with pytest.raises(UpstreamConnectError, match=f"no TLS with {url}: self-signed"):
+            await fetch(stranger)
+        monkeypatch.setenv("SSL_CERT_FILE", str(TLS / "cert.pem"))
+        upstream = HttpUpstream(url, 2.0)
+        assert await fetch(upstream) == (200, b"ok")
+        await upstream.close()
+        await stranger.close()
+
+
+async def test_tls_with_a_server_that_speaks_none_is_an_error_that_says_so() -> None:
+    async with RawUpstream(Server()) as raw:
+        upstream = HttpUpstream(raw.url.replace("http:", "https:"), 1.0)
+        with pytest.raises(UpstreamConnectError):
             await fetch(upstream)
         await upstream.close()
 
