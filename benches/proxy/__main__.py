@@ -99,6 +99,7 @@ def sample(bench: Bench, row: Row, target: Target, seconds: float) -> Sample:
         CalledProcessError: It failed, and says why on stderr.
     """
     options = ["--port", str(target.ports[row.listener]), "--upstream", str(bench.upstream)]
+    options += ["--comfy", str(bench.comfy)]
     if row.timed:
         options += ["--seconds", str(seconds), "--warm-up", str(WARM_UP_SECONDS)]
         options += ["--pid", str(target.pid)]
