@@ -18,6 +18,7 @@ from benches.proxy.conditions import CoresUse, load_text, versions
 from benches.proxy.report import Report
 from benches.proxy.rows import ROWS, Row
 from benches.proxy.samples import Sample
+from benches.proxy.soak import TITLE, soak
 from benches.proxy.targets import Bench, Target, open_bench
 from benches.sharing.conditions import preference, preferred
 
@@ -32,6 +33,11 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", default="", help=f"rows whose name this regex finds: {names}")
     parser.add_argument("--seconds", type=float, default=1.2, help="a row, target and round")
     parser.add_argument("--rounds", type=int, default=5, help="default: 5")
+    parser.add_argument(
+        "--soak",
+        action="store_true",
+        help="also look what 100,000 requests and 6,000 aborted streams leave behind (about 1 min)",
+    )
     parser.add_argument(
         "--first",
         action="store_true",
@@ -51,15 +57,16 @@ def main() -> int:
         tempfile.TemporaryDirectory(dir="/dev/shm") as folder,
         open_bench(Path(folder)) as bench,
     ):
-        report = measure(bench, rows, arguments.rounds, arguments.seconds)
+        report = measure(bench, rows, arguments)
     if arguments.json is not None:
         arguments.json.write_text(report.to_json(rows), encoding="utf-8")
     sys.stdout.write(report.to_markdown(rows))
     return 0
 
 
-def measure(bench: Bench, rows: list[Row], rounds: int, seconds: float) -> Report:
-    """Measure every row of every target in every round."""
+def measure(bench: Bench, rows: list[Row], arguments: argparse.Namespace) -> Report:
+    """Measure every row of every target in every round, and soak at last if that is asked for."""
+    rounds, seconds = arguments.rounds, arguments.seconds
     report = Report({**versions(), "pinning": "none: load, upstream and proxy share the cores"})
     report.conditions["begun"] = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
     report.conditions["each figure"] = f"{rounds} rounds of {seconds:g} s, the middle round's"
@@ -74,6 +81,8 @@ def measure(bench: Bench, rows: list[Row], rounds: int, seconds: float) -> Repor
             for target in bench.targets[:: 1 if number % 2 else -1]:
                 if target.name in row.targets:
                     _sample(report, bench, row, target, seconds)
+    if arguments.soak:
+        _soak(report, bench)
     report.conditions["load average at the end"] = load_text()
     report.conditions["the cores' time"] = use.text()
     return report
@@ -87,8 +96,7 @@ def _sample(report: Report, bench: Bench, row: Row, target: Target, seconds: flo
         samples.setdefault(target.name, []).append(sample(bench, row, target, seconds))
     except (subprocess.SubprocessError, ValueError) as error:
         samples.pop(target.name, None)
-        reason = getattr(error, "stderr", None) or str(error)
-        report.failures.append(f"{row.name} of {target.name}: {reason.strip()}")
+        report.failures.append(f"{row.name} of {target.name}: {_reason(error)}")
         say(report.failures[-1])
 
 
@@ -99,6 +107,7 @@ def sample(bench: Bench, row: Row, target: Target, seconds: float) -> Sample:
         CalledProcessError: It failed, and says why on stderr.
     """
     options = ["--port", str(target.ports[row.listener]), "--upstream", str(bench.upstream)]
+    options += ["--comfy", str(bench.comfy)]
     if row.timed:
         options += ["--seconds", str(seconds), "--warm-up", str(WARM_UP_SECONDS)]
         options += ["--pid", str(target.pid)]
@@ -111,6 +120,20 @@ def sample(bench: Bench, row: Row, target: Target, seconds: float) -> Sample:
     )
     found: Sample = json.loads(ran.stdout)
     return found
+
+
+def _soak(report: Report, bench: Bench) -> None:
+    say("soak")
+    try:
+        ours, verdict = soak(bench).cells()
+    except (subprocess.SubprocessError, ValueError) as error:
+        report.failures.append(f"soak: {_reason(error)}")
+    else:
+        report.lines.append([TITLE, ours, "", "", "", verdict])
+
+
+def _reason(error: Exception) -> str:
+    return str(getattr(error, "stderr", None) or error).strip()
 
 
 def say(line: str) -> None:

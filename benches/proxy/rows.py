@@ -189,6 +189,17 @@ ROWS = (
         (within(20),),
         timed=False,
     ),
+    Row(
+        "waiters",
+        "250 chats that wait behind an image cut at once: `/healthz` counts none",
+        "waiters",
+        ("--streams", str(CUT)),
+        FRESH,
+        ((gone_ms, 1, " ms"),),
+        (within(20),),
+        timed=False,
+        targets=(OCGPU,),
+    ),
 )
 """In the order of the table."""
 

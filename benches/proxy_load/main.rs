@@ -14,6 +14,7 @@ mod sha1;
 mod streams;
 mod system;
 mod upstream;
+mod waiters;
 mod websocket;
 mod window;
 
@@ -30,6 +31,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         "upstream" => upstream::serve()?,
         "requests" => output(&requests::run(&options)?)?,
         "streams" => output(&streams::run(&options)?)?,
+        "waiters" => output(&waiters::run(&options)?)?,
         "cut" => output(&streams::run_cut(&options)?)?,
         _ => return Err(format!("no such mode: `{mode}`").into()),
     }

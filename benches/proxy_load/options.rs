@@ -27,6 +27,11 @@ impl Options {
         text.parse().map_err(|_| format!("`--{name}` cannot be `{text}`").into())
     }
 
+    /// The value of an option that may be left out.
+    pub(crate) fn get_or<T: FromStr>(&self, name: &str, otherwise: T) -> Result<T, Box<dyn Error>> {
+        if self.0.contains_key(name) { self.get(name) } else { Ok(otherwise) }
+    }
+
     /// A span given in seconds, in nanoseconds.
     pub(crate) fn span_ns(&self, name: &str) -> Result<u64, Box<dyn Error>> {
         let seconds: f64 = self.get(name)?;

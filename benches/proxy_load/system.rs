@@ -7,6 +7,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 
 const BACKLOG: i32 = 4096;
 const EVENTS: usize = 512;
+const RESET: libc::linger = libc::linger { l_onoff: 1, l_linger: 0 };
 
 /// Waits for any of many descriptors to be readable; each is its own token.
 pub(crate) struct Poll {
@@ -75,12 +76,13 @@ impl AsRawFd for Timer {
     }
 }
 
-/// Listen on a port of the kernel's choice; what is accepted does not delay small packets.
+/// Listen on a port of the kernel's choice; what is accepted does not delay small packets, and closes with a reset.
 pub(crate) fn listen() -> io::Result<TcpListener> {
     let listener = TcpListener::bind("127.0.0.1:0")?;
     listener.set_nonblocking(true)?;
     let on: i32 = 1;
     set(&listener, libc::IPPROTO_TCP, libc::TCP_NODELAY, &on)?;
+    set(&listener, libc::SOL_SOCKET, libc::SO_LINGER, &RESET)?;
     // SAFETY: no pointer is passed; a second `listen` only sets the backlog.
     check(unsafe { libc::listen(listener.as_raw_fd(), BACKLOG) })?;
     Ok(listener)
@@ -104,8 +106,7 @@ pub(crate) fn connect(port: u16) -> io::Result<TcpStream> {
 
 /// Close with a reset.
 pub(crate) fn reset(stream: TcpStream) -> io::Result<()> {
-    let linger = libc::linger { l_onoff: 1, l_linger: 0 };
-    let done = set(&stream, libc::SOL_SOCKET, libc::SO_LINGER, &linger);
+    let done = set(&stream, libc::SOL_SOCKET, libc::SO_LINGER, &RESET);
     drop(stream);
     done
 }

@@ -11,17 +11,20 @@ use crate::options::Options;
 pub(crate) struct Window {
     begin_ns: u64,
     end_ns: u64,
+    count: usize,
     pid: i32,
     cpu_begin_ns: Option<u64>,
     took_ns: Vec<u64>,
 }
 
 impl Window {
-    /// Begin with the warm-up of `--warm-up` seconds; `--seconds` follow, of the process `--pid`, 0 being none.
+    /// Begin with the warm-up of `--warm-up` seconds; `--seconds` follow, or less if `--count` answers come before.
+    /// `--pid` is the process whose CPU time counts, 0 for none.
     pub(crate) fn open(options: &Options) -> Result<Self, Box<dyn Error>> {
         let begin_ns = now_ns() + options.span_ns("warm-up")?;
         let end_ns = begin_ns + options.span_ns("seconds")?;
-        Ok(Self { begin_ns, end_ns, pid: options.get("pid")?, cpu_begin_ns: None, took_ns: Vec::new() })
+        let (pid, count) = (options.get("pid")?, options.get_or("count", usize::MAX)?);
+        Ok(Self { begin_ns, end_ns, count, pid, cpu_begin_ns: None, took_ns: Vec::new() })
     }
 
     /// Note what ended at `now` and how long it took.
@@ -36,7 +39,7 @@ impl Window {
         if self.cpu_begin_ns.is_none() && now_ns >= self.begin_ns {
             self.cpu_begin_ns = Some(self.cpu_ns());
         }
-        now_ns >= self.end_ns
+        now_ns >= self.end_ns || self.took_ns.len() >= self.count
     }
 
     /// What was measured.
