@@ -200,6 +200,8 @@ HEADS = {
     "informational": (b"HTTP/1.1 100 Go\r\n\r\n" * 60_000, "endless head"),
     "lengths": (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", "no HTTP"),
     "nul": (b"HTTP/1.1 200 OK\r\nX: a\x00b\r\n\r\n", "no HTTP"),
+    "no name": (b"HTTP/1.1 200 OK\r\n: x\r\n\r\n", "no HTTP"),
+    "long name": (b"HTTP/1.1 200 OK\r\n" + b"a" * 32_769 + b": x\r\n\r\n", "illegal header"),
     "ssh": (b"SSH-2.0-OpenSSH_9.2\r\n", "no HTTP"),
     "rubbish": (b"CLOSE", "no HTTP"),
 }

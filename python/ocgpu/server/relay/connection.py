@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 import httptools
 
-from ocgpu.server.relay.headers import legal
+from ocgpu.server.relay.headers import NAME_MAX, legal
 from ocgpu.server.relay.upstream import BrokenResponseError, UpstreamError
 
 if TYPE_CHECKING:
@@ -213,16 +213,16 @@ class Connection(asyncio.Protocol):
             self._gone(self)
             return
         self.answered = True
+        if not self.status:
+            self._head_bytes += len(data)
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
             self.fail(UpstreamError(f"unasked switch of protocols by {self._url}"))
         except httptools.HttpParserError as error:
             self._broken(f"no HTTP from {self._url}: {error}")
-        if not self.status:
-            self._head_bytes += len(data)
-            if self._head_bytes > _HEAD_MAX_BYTES:
-                self.fail(UpstreamError(f"endless head from {self._url}"))
+        if not self.status and self._head_bytes > _HEAD_MAX_BYTES:
+            self.fail(UpstreamError(f"endless head from {self._url}"))
         self._wake()
 
     def eof_received(self) -> None:
@@ -298,7 +298,9 @@ class Connection(asyncio.Protocol):
             self._keep = self._parser.should_keep_alive()
 
     def _take_head(self, status: int) -> None:
-        if len(self.headers) > _HEADERS_MAX or not legal(self.headers):
+        # The parser takes tokens and visible text alone; a name may still be longer than is legal.
+        large = self._head_bytes > NAME_MAX
+        if len(self.headers) > _HEADERS_MAX or (large and not legal(self.headers)):
             self.fail(UpstreamError(f"illegal header from {self._url}"))
             return
         framed = False

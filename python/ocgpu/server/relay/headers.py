@@ -8,7 +8,7 @@ from typing import Final
 
 from ocgpu.server.relay.asgi import Headers, Scope, header
 
-__all__ = ["forwarded", "legal", "request_headers", "response_headers", "streams"]
+__all__ = ["NAME_MAX", "forwarded", "legal", "request_headers", "response_headers", "streams"]
 
 _HOP: Final = frozenset(
     (
@@ -28,17 +28,23 @@ _TOKEN: Final = b"!#$%&'*+-.^_`|~0123456789" + bytes(
 )
 _CONTROL: Final = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 # What Granian's HTTP library takes for a name.
-_NAME_MAX: Final = 32_768
+NAME_MAX: Final = 32_768
 # `Expect: 100-continue` is answered by our own listener as soon as the body is asked for.
 _REQUEST_DROP: Final = _HOP | {b"expect"}
+# Where a request came from, as proxies say it besides `X-Forwarded-*` (RFC 7239).
+_ORIGINS: Final = frozenset((b"forwarded", b"x-real-ip"))
+_PROTOCOLS: Final = {"http": b"http", "ws": b"http", "https": b"https", "wss": b"https"}
 # Naming these in `Connection` must not strip what routes and frames the message.
 _KEPT: Final = frozenset((b"host", b"content-length", b"content-type", b"authorization"))
 
 
 def request_headers(headers: Headers) -> Headers:
     """Give the request headers that go on to the upstream."""
+    kept = [h for h in headers if h[0] not in _REQUEST_DROP]
+    if len(kept) == len(headers):
+        return kept
     named = _named(headers)
-    return [h for h in headers if h[0] not in _REQUEST_DROP and h[0] not in named]
+    return [h for h in kept if h[0] not in named] if named else kept
 
 
 def response_headers(headers: Headers) -> Headers:
@@ -48,8 +54,9 @@ def response_headers(headers: Headers) -> Headers:
     `X-Accel-Buffering: no` is added to event streams and NDJSON, or a front nginx holds them back.
     """
     low = [(name.lower(), value) for name, value in headers]
-    named = _named(low)
-    kept = [h for h in low if h[0] not in _HOP and h[0] not in named]
+    kept = [h for h in low if h[0] not in _HOP]
+    if len(kept) != len(low) and (named := _named(low)):
+        kept = [h for h in kept if h[0] not in named]
     if streams(kept) and header(kept, b"x-accel-buffering") is None:
         kept.append((b"x-accel-buffering", b"no"))
     return kept
@@ -64,30 +71,42 @@ def legal(headers: Headers) -> bool:
     # Joined, a look at all of them costs as much as one at a single header.
     return (
         all(names)
-        and max(map(len, names), default=0) <= _NAME_MAX
+        and max(map(len, names), default=0) <= NAME_MAX
         and not b"".join(names).translate(None, _TOKEN)
         and not _CONTROL.search(b"".join([value for _, value in headers]))
     )
 
 
-def forwarded(headers: Headers, scope: Scope) -> Headers:
+def forwarded(headers: Headers, scope: Scope, *, trusted: bool = True) -> Headers:
     """Give the headers with `X-Forwarded-*` as a good proxy leaves them.
 
     `-For` grows by the client's address; `-Proto` and `-Host` are set unless a proxy in front of
     us has set them.
+
+    Args:
+        headers: The request's.
+        scope: The connection's.
+        trusted: Whether the client is a proxy that is believed. Of any other one, what it claims
+            about where the request came from is dropped.
     """
-    client = scope.get("client")
-    address = str(client[0]).removeprefix("::ffff:").encode("latin-1") if client else b""
-    before = [value for name, value in headers if name == b"x-forwarded-for"]
-    out = [h for h in headers if h[0] != b"x-forwarded-for"]
-    chain = b", ".join([*before, address] if address else before)
-    if chain:
-        out.append((b"x-forwarded-for", chain))
-    if header(headers, b"x-forwarded-proto") is None:
-        secure = scope["scheme"] in ("https", "wss")
-        out.append((b"x-forwarded-proto", b"https" if secure else b"http"))
-    host = header(headers, b"host")
-    if host is not None and header(headers, b"x-forwarded-host") is None:
+    before: list[bytes] = []
+    given: set[bytes] = set()
+    claims = [h for h in headers if h[0].startswith(b"x-forwarded-") or h[0] in _ORIGINS]
+    if claims:
+        out = [h for h in headers if h not in claims]
+        if trusted:
+            before = [value for name, value in claims if name == b"x-forwarded-for"]
+            out += [h for h in claims if h[0] != b"x-forwarded-for"]
+            given = {name for name, _ in claims}
+    else:
+        out = headers.copy()
+    if client := scope.get("client"):
+        before.append(str(client[0]).removeprefix("::ffff:").encode("latin-1"))
+    if before:
+        out.append((b"x-forwarded-for", b", ".join(before)))
+    if b"x-forwarded-proto" not in given:
+        out.append((b"x-forwarded-proto", _PROTOCOLS[scope["scheme"]]))
+    if b"x-forwarded-host" not in given and (host := header(headers, b"host")) is not None:
         out.append((b"x-forwarded-host", host))
     return out
 
