@@ -23,7 +23,7 @@ from granian.server.embed import Server
 from ocgpu.server.drain import Requests, refuse
 from ocgpu.server.engines.engine import Engine
 from ocgpu.server.locked import LockedRoute
-from ocgpu.server.relay.asgi import App, Receive, Scope, Send
+from ocgpu.server.relay.asgi import App, Receive, Scope, Send, send_error
 from ocgpu.server.relay.headers import forwarded, request_headers
 from ocgpu.server.relay.http import Outgoing, relay_http
 from ocgpu.server.relay.upstream import Upstream
@@ -38,6 +38,8 @@ _BACKPRESSURE: Final = 65_536
 # Above the idle time-outs of front proxies (90 s in Go), so that they close first.
 _HEAD_TIMEOUT_MS: Final = 120_000
 _LOOK: Final = frozenset(("GET", "HEAD"))
+# The one asks for a tunnel, the other for an echo of headers, those included that we add.
+_REFUSED: Final = frozenset(("CONNECT", "TRACE"))
 
 
 class ListenerServer(Server):
@@ -144,6 +146,8 @@ class EngineListener:
             await self._control(scope, receive, send)
         elif self._requests.closed:
             await refuse(scope, receive, send)
+        elif method in _REFUSED:
+            await send_error(send, 501, "method", f"{method} is not for this server")
         elif scope["type"] == "websocket":
             await self._websockets.relay(scope, receive, send, self._headers(scope))
         else:

@@ -130,6 +130,9 @@ async def serve(
         return await server.serve(sockets, ready, stop or asyncio.Event())
     finally:
         await server.close()
+        for _, listener in sockets:
+            # Granian has taken and closed it, unless it did not come to that.
+            listener.close()
 
 
 async def _run_until_signal(settings: Settings) -> int:
