@@ -8,7 +8,8 @@ SCRIPTS := .github/scripts
 PYTEST_WORKERS ?= 4
 SHARE ?= --json target/bench-share.json
 LEASES ?=
-.PHONY: help setup dev demo test test-rust test-python test-contended bench bench-share bench-lease stubs stubs-check lint format wheels-check lock ci audit clean
+PROXY ?= --json target/bench-proxy.json
+.PHONY: help setup dev demo test test-rust test-python test-contended bench bench-share bench-lease bench-proxy stubs stubs-check lint format wheels-check lock ci audit clean
 
 help: ## print this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -43,6 +44,9 @@ bench-share: dev ## how one contended core is shared, schedule beside schedule (
 
 bench-lease: dev ## the lease beside flock, filelock, fasteners and portalocker (about 2 min)
 	$(BIN)/python -m benches.leases $(LEASES)
+
+bench-proxy: dev ## the proxy beside nginx, Go's ReverseProxy and no proxy (about 5 min; PROXY="--only get" for less)
+	$(BIN)/python -m benches.proxy $(PROXY)
 
 stubs: setup ## generate python/ocgpu/_ocgpu.pyi from the Rust code
 	$(SCRIPTS)/stubs.sh

@@ -9,7 +9,7 @@ from ocgpu.server.engines.comfyui import ComfyUI
 from ocgpu.server.engines.ollama import Ollama
 from ocgpu.server.image_job import ImageJobs, ImageSettings, Prompt
 from ocgpu.server.metrics import Metrics
-from ocgpu.server.relay.aiohttp_upstream import AiohttpUpstream
+from ocgpu.server.relay.client import HttpUpstream
 from ocgpu.server.relay.control import Control
 from tests.server.inloop import Connection
 
@@ -94,7 +94,7 @@ class Bench:
 
     def __init__(self, script: Script, url: str, batch: int, **settings: object) -> None:
         self.script = script
-        self.upstream = AiohttpUpstream(url, 1.0)
+        self.upstream = HttpUpstream(url, 1.0)
         control = Control(self.upstream)
         self.metrics = Metrics()
         self.admission = Admission(

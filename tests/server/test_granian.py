@@ -120,9 +120,8 @@ async def test_a_listener_that_ends_by_itself_ends_serving_with_1(
     serving = asyncio.ensure_future(serve(ANYWHERE, ready=bound.set_result))
     async with asyncio.timeout(20):
         url = (await bound).ollama_url
-        workers = [
-            task for task in asyncio.all_tasks() if "coro=<Server._spawn_asgi_worker" in repr(task)
-        ]
+        names = {task: task.get_coro().__qualname__ for task in asyncio.all_tasks()}
+        workers = [task for task, name in names.items() if name == "Server._spawn_asgi_worker"]
         assert len(workers) == 2
 
         workers[0].cancel()

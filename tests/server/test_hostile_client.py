@@ -5,8 +5,6 @@ import socket
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-import pytest
-
 from tests.fakes import Engines
 from tests.server.client import OpenCall, call
 from tests.server.served import Served
@@ -19,17 +17,6 @@ CHAT = {"model": "llama3.2:latest", "messages": [{"role": "user", "content": "hi
 def connect(url: str) -> socket.socket:
     parts = urlsplit(url)
     return socket.create_connection((parts.hostname, parts.port), timeout=20)
-
-
-@pytest.mark.parametrize("method", ["post", "Post"])
-def test_a_method_in_another_case_takes_the_lock_too(
-    engines: Engines, served: Served, method: str
-) -> None:
-    hold = engines.ollama.hold_token(0)
-    with OpenCall(method, f"{served.ollama}/api/chat", CHAT):
-        served.wait_state("llm")
-        hold.open()
-    served.wait_state("idle")
 
 
 def test_a_body_that_stalls_gives_its_memory_back(serve: Serve) -> None:

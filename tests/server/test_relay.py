@@ -238,6 +238,27 @@ async def test_a_locked_post_gets_a_connection_of_its_own_and_is_never_sent_twic
     assert len(posts) == 1
 
 
+@pytest.mark.parametrize("method", [b"post", b"Post"])
+async def test_a_method_in_another_case_takes_the_lock_and_passes_as_it_is(method: bytes) -> None:
+    heads: list[bytes] = []
+    go_on = asyncio.Event()
+
+    async def upstream(connection: Connection) -> None:
+        heads.append((await connection.head())[0])
+        if b"/api/chat" in heads[-1]:
+            await go_on.wait()
+        await connection.write(OK)
+
+    async with RawUpstream(upstream) as raw, proxy(raw.url) as bound:
+        chat = asyncio.ensure_future(exchange(bound.ollama_url, CHAT.replace(b"POST", method)))
+        await until_state(bound.ollama_url, "llm")
+        go_on.set()
+        await chat
+        await until_state(bound.ollama_url, "idle")
+
+    assert method + b" /api/chat HTTP/1.1" in heads
+
+
 async def test_a_compressed_answer_passes_as_it_is() -> None:
     async def upstream(connection: Connection) -> None:
         await connection.head()

@@ -24,9 +24,9 @@ from ocgpu.server.drain import Requests, refuse
 from ocgpu.server.engines.engine import Engine
 from ocgpu.server.locked import LockedRoute
 from ocgpu.server.relay.asgi import App, Receive, Scope, Send, send_error
+from ocgpu.server.relay.client import HttpUpstream
 from ocgpu.server.relay.headers import forwarded, request_headers
 from ocgpu.server.relay.http import Outgoing, relay_http
-from ocgpu.server.relay.upstream import Upstream
 from ocgpu.server.relay.websocket import WebsocketRelay
 from ocgpu.server.routes import lookup
 from ocgpu.server.sockets import BACKLOG
@@ -118,7 +118,7 @@ class EngineListener:
     def __init__(
         self,
         engine: Engine,
-        upstream: Upstream,
+        upstream: HttpUpstream,
         websockets: WebsocketRelay,
         locked: LockedRoute,
         control: App,

@@ -22,9 +22,10 @@ from ocgpu.server.relay.asgi import (
     target_of,
 )
 from ocgpu.server.relay.body import read_whole
+from ocgpu.server.relay.client import HttpUpstream
 from ocgpu.server.relay.headers import response_headers
 from ocgpu.server.relay.http import Outgoing, relay_http
-from ocgpu.server.relay.upstream import Upstream, UpstreamError
+from ocgpu.server.relay.upstream import UpstreamError
 from ocgpu.server.relay.watch import DisconnectWatch
 
 __all__ = ["LockedRoute"]
@@ -48,7 +49,7 @@ class LockedRoute:
         self,
         admission: Admission,
         engine: Engine,
-        upstream: Upstream,
+        upstream: HttpUpstream,
         jobs: ImageJobs | None,
         *,
         waits: dict[Kind, float],

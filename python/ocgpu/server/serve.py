@@ -30,8 +30,8 @@ from ocgpu.server.metrics import Metrics
 from ocgpu.server.probes import Probes
 from ocgpu.server.props import Props
 from ocgpu.server.registry_view import RegistryView
-from ocgpu.server.relay.aiohttp_upstream import AiohttpUpstream
 from ocgpu.server.relay.asgi import App
+from ocgpu.server.relay.client import HttpUpstream
 from ocgpu.server.relay.control import Control
 from ocgpu.server.relay.upstream import Upstream
 from ocgpu.server.relay.websocket import WebsocketRelay
@@ -282,7 +282,7 @@ class _Server:
     def _engine_listener(
         self,
         engine: Engine,
-        upstream: AiohttpUpstream,
+        upstream: HttpUpstream,
         own: frozenset[str],
         special: dict[str, App],
     ) -> EngineListener:
@@ -301,10 +301,10 @@ class _Server:
             engine, upstream, websockets, locked, self._app, own, self._requests, special
         )
 
-    def _upstream(self, url: str) -> AiohttpUpstream | None:
+    def _upstream(self, url: str) -> HttpUpstream | None:
         if not url:
             return None
-        upstream = AiohttpUpstream(url, self._settings.connect_timeout)
+        upstream = HttpUpstream(url, self._settings.connect_timeout)
         self._closers.append(upstream.close)
         return upstream
 

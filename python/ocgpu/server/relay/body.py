@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Callable
 
-from ocgpu.server.relay.asgi import ClientGoneError, Headers, Receive, header
+from ocgpu.server.relay.asgi import ClientGoneError, Headers, Message, Receive, header
 
 __all__ = ["content_length", "has_body", "pieces", "read_whole"]
 
@@ -20,7 +20,10 @@ def has_body(headers: Headers) -> bool:
 
 
 async def read_whole(
-    receive: Receive, grow: Callable[[int], None], stall_timeout: float = 0.0
+    receive: Receive,
+    grow: Callable[[int], None],
+    stall_timeout: float = 0.0,
+    length: int | None = None,
 ) -> bytes:
     """Read all of the body.
 
@@ -28,16 +31,27 @@ async def read_whole(
         receive: The connection's `receive`.
         grow: Told the size of every piece before it is kept; what it raises ends the reading.
         stall_timeout: Seconds that the client may send nothing; 0 is no limit.
+        length: Bytes that the head announced. Where all of them came, the message that says so is
+            left to the next reader of `receive`: each one is a way through another thread.
 
     Raises:
         ClientGoneError: The client left before the end, or stalled.
     """
     parts: list[bytes] = []
+    size = 0
     more = True
-    while more:
-        piece, more = await _next(receive, stall_timeout)
-        grow(len(piece))
-        parts.append(piece)
+    loop = asyncio.get_running_loop()
+    try:
+        async with asyncio.timeout(None) as patience:
+            while more and size != length:
+                if stall_timeout:
+                    patience.reschedule(loop.time() + stall_timeout)
+                piece, more = _piece(await receive())
+                grow(len(piece))
+                size += len(piece)
+                parts.append(piece)
+    except TimeoutError:
+        raise ClientGoneError from None
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
@@ -51,20 +65,15 @@ async def pieces(
     """
     more = True
     while more:
-        piece, more = await _next(receive)
+        piece, more = _piece(await receive())
         if not more and at_end is not None:
             at_end()
         if piece:
             yield piece
 
 
-async def _next(receive: Receive, stall_timeout: float = 0.0) -> tuple[bytes, bool]:
-    """Give the next piece, and whether more follow."""
-    try:
-        async with asyncio.timeout(stall_timeout or None):
-            message = await receive()
-    except TimeoutError:
-        raise ClientGoneError from None
+def _piece(message: Message) -> tuple[bytes, bool]:
+    """Give the piece in a message, and whether more follow."""
     if message["type"] != "http.request":
         raise ClientGoneError
     return message.get("body", b""), message.get("more_body", False)

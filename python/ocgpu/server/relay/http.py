@@ -3,12 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Final
+from enum import Enum
+from typing import Any, Final
 
 from ocgpu.server.relay import body as client_body
 from ocgpu.server.relay.asgi import (
     ClientGoneError,
     Headers,
+    Message,
     Receive,
     Scope,
     Send,
@@ -16,23 +18,28 @@ from ocgpu.server.relay.asgi import (
     send_error,
     target_of,
 )
+from ocgpu.server.relay.client import HttpUpstream
+from ocgpu.server.relay.connection import Connection
 from ocgpu.server.relay.headers import response_headers
-from ocgpu.server.relay.upstream import (
-    BrokenResponseError,
-    Upstream,
-    UpstreamError,
-    UpstreamResponse,
-)
+from ocgpu.server.relay.upstream import BrokenResponseError, UpstreamError
 from ocgpu.server.relay.watch import DisconnectWatch
 
-__all__ = ["Outgoing", "StalledClientError", "relay_http", "send_response"]
+__all__ = ["Ending", "Outgoing", "StalledClientError", "relay_http"]
 
 # A body up to this size is read before the upstream is asked: a client that leaves is noticed from
-# then on, and aiohttp sends a whole body at half the cost of one in pieces.
+# then on.
 _SMALL_BODY: Final = 65_536
 # POST and PATCH are not safe to send again, so they never meet a pooled connection's last moment.
 _REPEATABLE: Final = frozenset(("GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"))
-_BODYLESS: Final = frozenset((204, 304))
+
+
+class Ending(Enum):
+    """How an exchange ended."""
+
+    DONE = "the client has the whole answer"
+    REFUSED = "the client has an answer of ours, because the upstream gave none"
+    BROKEN = "the upstream broke off in the middle of its answer"
+    CLIENT_GONE = "the client left, or took no byte for too long"
 
 
 class StalledClientError(Exception):
@@ -55,44 +62,72 @@ class Outgoing:
 
 
 async def relay_http(
-    scope: Scope, receive: Receive, send: Send, upstream: Upstream, outgoing: Outgoing
-) -> None:
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    upstream: HttpUpstream,
+    outgoing: Outgoing,
+    watch: DisconnectWatch | None = None,
+) -> Ending:
     """Relay an exchange from head to end; the caller holds the lock if one is needed.
 
     A client that leaves ends the upstream's request at once. An upstream that breaks off leaves
     the client a broken response, which Granian makes of a return without a final body message.
+
+    Args:
+        scope: The connection's scope.
+        receive: The connection's `receive`.
+        send: The connection's `send`.
+        upstream: Where the request goes.
+        outgoing: The request.
+        watch: The caller's own watch over this task, armed; it is stopped here.
     """
+    method = scope["method"]
+    if refusal := _unfit(scope):
+        await send_error(send, *refusal)
+        return Ending.REFUSED
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("relay outside of a task")
-    watch = DisconnectWatch(receive, task)
-    coding = header(scope["headers"], b"transfer-encoding")
-    if coding is not None and coding.strip().lower() != b"chunked":
-        # Our listener undoes the chunked framing only, and the coding's name does not travel.
-        await send_error(send, 501, "transfer_coding", "only the chunked transfer coding works")
-        return
+    watch = watch or DisconnectWatch(receive, task)
+    connection: Connection | None = None
     try:
         data = await _request_body(scope, receive, outgoing, watch)
-        fresh = scope["method"] not in _REPEATABLE
-        async with upstream.request(
-            scope["method"], target_of(scope), outgoing.headers, data, fresh=fresh
-        ) as response:
-            await send_response(scope, send, response, stall_timeout=outgoing.stall_timeout)
+        connection = await upstream.open(
+            method, target_of(scope), outgoing.headers, data, fresh=method not in _REPEATABLE
+        )
+        await _send_response(method, send, connection, outgoing.stall_timeout)
     except BrokenResponseError:
-        return
+        return Ending.BROKEN
     except UpstreamError as error:
         await send_error(send, 502, "upstream", str(error))
+        return Ending.REFUSED
     except (ClientGoneError, StalledClientError):
-        return
+        return Ending.CLIENT_GONE
     except asyncio.CancelledError:
         if not watch.gone:
             raise
+        return Ending.CLIENT_GONE
     finally:
         watch.stop()
+        if connection is not None:
+            upstream.release(connection)
+    return Ending.DONE
 
 
-async def send_response(
-    scope: Scope, send: Send, response: UpstreamResponse, *, stall_timeout: float = 0.0
+def _unfit(scope: Scope) -> tuple[int, str, str] | None:
+    """Give the refusal of a request that cannot be passed on as it is."""
+    coding = header(scope["headers"], b"transfer-encoding")
+    if coding is not None and coding.strip().lower() != b"chunked":
+        # Our listener undoes the chunked framing only, and the coding's name does not travel.
+        return 501, "transfer_coding", "only the chunked transfer coding works"
+    if scope["method"] == "CONNECT":
+        return 405, "method", "no tunnels here"
+    return None
+
+
+async def _send_response(
+    method: str, send: Send, connection: Connection, stall_timeout: float
 ) -> None:
     """Send an upstream's answer on to the client, each piece as it comes.
 
@@ -100,37 +135,103 @@ async def send_response(
         BrokenResponseError: The upstream broke off; the response must stay without its end.
         StalledClientError: The client took no byte for `stall_timeout` seconds.
     """
-    await send(
-        {
-            "type": "http.response.start",
-            "status": response.status,
-            "headers": response_headers(response.headers),
-        }
+    headers = response_headers(connection.headers)
+    await send({"type": "http.response.start", "status": connection.status, "headers": headers})
+    if connection.complete:
+        # All of it is at hand, and as long as its head says.
+        await send({"type": "http.response.body", "body": connection.take()})
+    else:
+        await _Pump(send, connection, stall_timeout).run()
+
+
+class _Pump:
+    """Sends a body on to the client straight from where it arrives, without a task's turn between.
+
+    Granian's `send` does its work when it is called; only where its channel is full it gives a
+    future to wait for. Until that is done nothing is read from the upstream.
+    """
+
+    __slots__ = (
+        "_begun",
+        "_blocked",
+        "_connection",
+        "_ended",
+        "_last",
+        "_loop",
+        "_send",
+        "_stall_timeout",
+        "_timer",
     )
-    if scope["method"] == "HEAD" or response.status in _BODYLESS:
-        await send({"type": "http.response.body", "body": b""})
-        return
-    piece = response.ready()
-    if piece == b"":
-        # Granian holds the head back until the first body message.
-        await send({"type": "http.response.body", "body": b"", "more_body": True})
-        piece = await response.read()
-    while piece:
-        await _send_piece(send, piece, stall_timeout)
-        piece = await response.read()
-    await send({"type": "http.response.body", "body": b""})
 
+    def __init__(self, send: Send, connection: Connection, stall_timeout: float) -> None:
+        self._send = send
+        self._connection = connection
+        self._stall_timeout = stall_timeout
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[None] = self._loop.create_future()
+        self._timer: asyncio.TimerHandle | None = None
+        self._begun = False
+        self._blocked = False
+        self._last = False
 
-async def _send_piece(send: Send, piece: bytes, stall_timeout: float) -> None:
-    message = {"type": "http.response.body", "body": piece, "more_body": True}
-    if not stall_timeout:
-        await send(message)
-        return
-    try:
-        async with asyncio.timeout(stall_timeout):
-            await send(message)
-    except TimeoutError:
-        raise StalledClientError from None
+    async def run(self) -> None:
+        """Send all of it; see `_send_response`."""
+        self._connection.sink = self._go_on
+        try:
+            self._go_on()
+            await self._ended
+        finally:
+            self._connection.sink = None
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _go_on(self) -> None:
+        """Send what has arrived, up to the first message that has to wait."""
+        connection = self._connection
+        while not self._blocked and not self._ended.done():
+            piece = connection.take()
+            if self._last:
+                self._ended.set_result(None)
+            elif connection.complete:
+                self._last = True
+                self._put({"type": "http.response.body", "body": piece})
+            elif piece or not self._begun:
+                # The first one may be empty: Granian holds the head back until there is one.
+                self._begun = True
+                self._put({"type": "http.response.body", "body": piece, "more_body": True})
+            elif connection.error is not None:
+                self._ended.set_exception(connection.error)
+            else:
+                return
+
+    def _put(self, message: Message) -> None:
+        sending: Any = self._send(message)
+        if asyncio.iscoroutine(sending):
+            sending = asyncio.ensure_future(sending)
+        if not hasattr(sending, "add_done_callback"):
+            return
+        self._blocked = True
+        self._connection.pause_reading()
+        if self._stall_timeout:
+            self._timer = self._loop.call_later(self._stall_timeout, self._stalled)
+        sending.add_done_callback(self._sent)
+
+    def _sent(self, sending: "asyncio.Future[None]") -> None:
+        self._blocked = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._ended.done():
+            return
+        if not sending.cancelled() and (error := sending.exception()) is not None:
+            self._ended.set_exception(error)
+            return
+        self._connection.resume_reading()
+        self._go_on()
+
+    def _stalled(self) -> None:
+        if not self._ended.done():
+            self._ended.set_exception(StalledClientError())
 
 
 async def _request_body(
@@ -146,7 +247,7 @@ async def _request_body(
         return None
     length = client_body.content_length(headers)
     if length is not None and length <= _SMALL_BODY:
-        data = await client_body.read_whole(receive, lambda _size: None)
+        data = await client_body.read_whole(receive, lambda _size: None, length=length)
         watch.arm()
         return data
     return client_body.pieces(receive, at_end=watch.arm)

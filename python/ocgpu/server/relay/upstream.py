@@ -1,6 +1,6 @@
-"""The one interface between the relay and whatever speaks HTTP to an upstream.
+"""What an upstream gives, and how it can fail.
 
-A client behind it must not: follow redirects, keep cookies, decompress, read proxies from the
+The client behind it must not: follow redirects, keep cookies, decompress, read proxies from the
 environment, limit connections, or end a request by a time-out of its own after the connection
 stands. Generations take minutes, and a hidden limit shows as an error of the engine.
 """
@@ -42,17 +42,14 @@ class UpstreamResponse(Protocol):
 
     Attributes:
         status: 200 to 599. Anything else kills Granian's process and is refused before.
-        headers: As the upstream sent them, order and repetitions kept.
+        headers: As the upstream sent them, order, case and repetitions kept.
     """
 
     status: int
     headers: Headers
 
-    def ready(self) -> bytes | None:
-        """Give what has arrived of the body without waiting; None at its end, b"" for not yet."""
-
     async def read(self) -> bytes:
-        """Wait for the next piece; b"" is the end.
+        """Wait for the next piece of the body; b"" is the end.
 
         Raises:
             BrokenResponseError: The upstream broke off.
@@ -63,7 +60,7 @@ class Upstream(Protocol):
     """One engine's HTTP server.
 
     Attributes:
-        url: Scheme, host and port, no trailing slash.
+        url: Scheme, host, port and path prefix, no login, no trailing slash.
         authority: Host and port as they stand in a `Host` header.
     """
 
