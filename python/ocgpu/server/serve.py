@@ -221,7 +221,8 @@ class _Server:
             stuck = await self._drain(servers, runs)
         failed = [task for task in done if task is not waiting]
         for task in failed:
-            logger.error("a listener ended: %s", task.exception() or "without a word")
+            cause = None if task.cancelled() else task.exception()
+            logger.error("a listener ended: %s", cause or "without a word")
         status = 1 if failed else 0
         if stuck:
             raise StuckError(status)
