@@ -4,12 +4,14 @@ import asyncio
 import base64
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, MutableMapping
+from typing import Any
 
 import pytest
 from websockets.asyncio.client import connect as open_websocket
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from ocgpu.server.drain import refuse
 from ocgpu.server.serve import Bound
 from tests.server.inloop import Connection, RawUpstream, connect, exchange, proxy, read_head
 from tests.server.requests import CHAT, Engine, get, json_of, post, status_of, waiting
@@ -103,7 +105,7 @@ async def test_our_own_paths_still_answer_in_the_drain() -> None:
 
 async def test_no_command_is_taken_in_the_drain() -> None:
     async with draining() as proxied:
-        answer = await exchange(proxied.bound.admin_url, post("/gpulock/unload"))
+        answer = await exchange(proxied.bound.admin_url, post("/gpulock/release"))
 
         assert_shutdown(answer)
 
@@ -231,6 +233,52 @@ async def test_a_stream_that_is_cut_has_no_clean_end(head: bytes, path: bytes) -
     # The chunked framing's end is `0` and two line ends; a length is not reached.
     assert b"0\r\n\r\n" not in rest
     assert len(rest) < 10
+
+
+async def test_a_body_that_is_still_coming_is_read_and_then_refused() -> None:
+    stop, engine = asyncio.Event(), Engine()
+    async with RawUpstream(engine) as raw:
+        async with proxy(raw.url, "", stop, drain_timeout=8.0) as bound:
+            client = await connect(bound.ollama_url)
+            await client.write(CHAT.replace(b"Content-Length: 2\r\n\r\n{}", b"Content-Length: 9"))
+            await client.write(b"\r\n\r\n{}")
+            await waiting(bound.ollama_url, waiting={"llm": 0, "image": 0, "bytes": 2})
+            stop.set()
+            await waiting(bound.ollama_url, draining=True)
+
+            await client.write(b"       ")
+
+            assert_shutdown(await client.rest())
+            await client.close()
+        assert engine.chats == 0
+
+
+@pytest.mark.parametrize(
+    ("headers", "pieces", "taken"),
+    [
+        ([], [b"a", b"b", b""], 3),
+        ([], [b"a" * 60_000] * 4, 2),
+        ([(b"expect", b"100-continue")], [b"a"], 0),
+    ],
+    ids=["to its end", "as far as sensible", "not asked for"],
+)
+async def test_who_is_refused_has_his_body_read(
+    headers: list[tuple[bytes, bytes]], pieces: list[bytes], taken: int
+) -> None:
+    # A connection that is closed while bytes are unread is reset, and the answer may be lost.
+    order: list[str] = []
+
+    async def receive() -> dict[str, object]:
+        piece = pieces[order.count("receive")]
+        order.append("receive")
+        return {"type": "http.request", "body": piece, "more_body": bool(piece)}
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        order.append(message["type"])
+
+    await refuse({"type": "http", "headers": headers}, receive, send)
+
+    assert order == ["receive"] * taken + ["http.response.start", "http.response.body"]
 
 
 async def test_a_drain_timeout_of_0_cuts_at_once() -> None:

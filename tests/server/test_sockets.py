@@ -180,6 +180,13 @@ def test_an_inherited_socket_without_a_listener_is_refused(
     assert taken.fileno() == -1
 
 
+def test_a_name_of_ours_counts_for_more_than_a_port_of_ours(taken: socket.socket) -> None:
+    with pytest.raises(ListenError, match="no listener for the inherited socket `comfy`"):
+        open_sockets(
+            settings(comfy_url="", listen_ollama=address_of(taken)), [Inherited("comfy", taken)]
+        )
+
+
 def test_an_inherited_admin_socket_off_loopback_needs_a_token_too() -> None:
     everywhere = socket.create_server(("0.0.0.0", 0))  # noqa: S104 - that is the case here
 
