@@ -103,9 +103,9 @@ def _is_ours(address: Address) -> bool:
     if address.is_loopback:
         return True
     family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.bind((str(address), 0))
-        except OSError:
-            return False
+    except OSError:
+        return False
     return True
