@@ -8,6 +8,7 @@ import pytest
 from ocgpu.server.admission import Admission, Grant, RefusedError
 from ocgpu.server.arbiter import Arbiter, Kind, State
 from ocgpu.server.metrics import Metrics
+from tests.server.instant import settle
 
 
 def make(*, batch: int = 8, queue: int = 16, memory: int = 1000) -> Admission:
@@ -16,12 +17,6 @@ def make(*, batch: int = 8, queue: int = 16, memory: int = 1000) -> Admission:
 
 def start(admission: Admission, kind: Kind, timeout: float = 0.0) -> "asyncio.Task[Grant]":
     return asyncio.ensure_future(admission.acquire(kind, timeout=timeout))
-
-
-async def settle() -> None:
-    """Let every task that can go on do so."""
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 async def test_the_lock_is_granted_and_given_back() -> None:
@@ -201,8 +196,8 @@ async def test_reset_lets_waiters_go_and_an_old_release_is_nothing() -> None:
 
 async def test_waiting_bodies_are_bounded_together() -> None:
     admission = make(memory=100)
-    one = admission.reserve()
-    two = admission.reserve()
+    one = admission.reserve(Kind.LLM)
+    two = admission.reserve(Kind.LLM)
     one.grow(60)
 
     with pytest.raises(RefusedError) as refusal:
