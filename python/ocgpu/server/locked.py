@@ -10,6 +10,7 @@ import contextlib
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final
 
 from ocgpu.server.admission import Admission, RefusedError
@@ -27,10 +28,11 @@ from ocgpu.server.relay.asgi import (
     target_of,
 )
 from ocgpu.server.relay.headers import response_headers
-from ocgpu.server.relay.http import Outgoing, relay_http
+from ocgpu.server.relay.http import Outgoing, StalledClientError, relay_http
 from ocgpu.server.relay.upstream import Upstream, UpstreamError
 from ocgpu.server.relay.watch import DisconnectWatch
 from ocgpu.server.upload import read_body
+from ocgpu.server.wait_stream import Form, WaitStream, form_of
 
 __all__ = ["LockedRoute"]
 
@@ -48,6 +50,7 @@ class LockedRoute:
         waits: Longest wait in seconds by kind, from the request's arrival on; 0 is no limit.
         stall_timeout: Seconds that a client may send no byte of its body, and take none of the
             answer while it holds the lock; 0 is no limit.
+        wait_keepalive: Seconds between two signs of life to a stream that waits; 0 is none.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class LockedRoute:
         *,
         waits: dict[Kind, float],
         stall_timeout: float,
+        wait_keepalive: float = 0.0,
     ) -> None:
         self._admission = admission
         self._engine = engine
@@ -66,6 +70,7 @@ class LockedRoute:
         self._jobs = jobs
         self._waits = waits
         self._stall_timeout = stall_timeout
+        self._wait_keepalive = wait_keepalive
 
     async def __call__(
         self, scope: Scope, receive: Receive, send: Send, headers: Headers, kind: Kind
@@ -94,11 +99,46 @@ class LockedRoute:
     async def _llm(
         self, scope: Scope, receive: Receive, send: Send, outgoing: Outgoing, arrived: float
     ) -> None:
+        form = None
+        if self._wait_keepalive:
+            form = form_of(scope["path"], outgoing.headers, outgoing.body or b"")
+        if form is not None:
+            await self._llm_stream(form, scope, receive, send, outgoing, arrived)
+            return
         limit = self._waits[Kind.LLM]
         with _ending_with_client(receive):
             grant = await self._admission.acquire(Kind.LLM, timeout=limit, arrived=arrived)
         with grant:
             await relay_http(scope, receive, send, self._upstream, outgoing)
+
+    async def _llm_stream(
+        self,
+        form: Form,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        outgoing: Outgoing,
+        arrived: float,
+    ) -> None:
+        """Serve a request whose stream may begin while it waits."""
+        stream = WaitStream(send, form, self._wait_keepalive, self._stall_timeout)
+        limit = self._waits[Kind.LLM]
+        stream.start()
+        try:
+            with _ending_with_client(receive):
+                grant = await self._admission.acquire(Kind.LLM, timeout=limit, arrived=arrived)
+            with grant:
+                stream.granted()
+                if stream.begun:
+                    # The head that says how the body is coded went out already.
+                    kept = [h for h in outgoing.headers if h[0] != b"accept-encoding"]
+                    outgoing = replace(outgoing, headers=kept)
+                await relay_http(scope, receive, stream.send, self._upstream, outgoing)
+        except RefusedError as refusal:
+            with contextlib.suppress(StalledClientError):
+                await _refuse(scope, stream.send, refusal)
+        finally:
+            stream.stop()
 
     async def _image(
         self, jobs: ImageJobs, prompt: Prompt, receive: Receive, send: Send, arrived: float
