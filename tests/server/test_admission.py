@@ -231,6 +231,21 @@ async def test_every_change_of_state_is_one_log_line(caplog: pytest.LogCaptureFi
     assert [step.after for step in admission.transitions] == ["llm", "idle", "image", "idle"]
 
 
+async def test_a_listener_that_fails_costs_no_grant(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_state: State) -> None:
+        raise OSError
+
+    admission = Admission(Arbiter(8), Metrics(), max_queue=16, max_waiting_bytes=0, on_change=fail)
+
+    with await admission.acquire(Kind.IMAGE):
+        chat = start(admission, Kind.LLM)
+        await settle()
+    (await chat).release()
+
+    assert admission.counts == (State.IDLE, 0, False, 0, 0)
+    assert "a change of state was not taken note of" in caplog.text
+
+
 async def test_waits_are_counted_by_kind() -> None:
     admission = make()
     metrics = Metrics()

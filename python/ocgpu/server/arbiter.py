@@ -199,8 +199,8 @@ class Arbiter:
         return held or id_ in self._waiting_llm or id_ in self._waiting_images
 
     def _grant(self) -> list[Grant]:
-        """Apply the grant rule once; called after every change."""
-        if self._closed or self._image is not None:
+        """Apply the grant rule once; called after every change. Closed, nobody waits for it."""
+        if self._image is not None:
             return []
         if self._waiting_images:
             if self._llm:
