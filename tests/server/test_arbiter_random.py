@@ -4,7 +4,7 @@ import random
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from ocgpu.server.arbiter import Kind
@@ -135,5 +135,10 @@ class Events(RuleBasedStateMachine):
 TestEvents = pytest.mark.timeout(60)(Events.TestCase)
 # No database: a test leaves no file. Derandomised: a failure is the same on every machine.
 TestEvents.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, database=None, derandomize=True
+    max_examples=60,
+    stateful_step_count=40,
+    deadline=None,
+    database=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
 )
