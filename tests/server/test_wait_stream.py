@@ -257,11 +257,19 @@ async def test_an_engine_that_breaks_off_leaves_the_stream_without_its_end() -> 
 async def test_a_client_that_leaves_after_the_head_is_removed_and_never_sent_on() -> None:
     async with held(wait_keepalive=INTERVAL) as card:
         client = await opened(card, "/api/chat", b"{}", 1, b" ")
+        assert len(tasks_of_signs()) == 1
 
         await client.close()
 
         await waiting(card.url, waiting={"llm": 0, "image": 0, "bytes": 2})
         assert card.heads == []
+        assert tasks_of_signs() == []
+
+
+def tasks_of_signs() -> list[asyncio.Task]:
+    """Tasks that show signs of life to somebody."""
+    name = WaitStream._show_signs.__qualname__
+    return [t for t in asyncio.all_tasks() if t.get_coro().__qualname__ == name]
 
 
 async def test_a_shutdown_after_the_head_is_an_error_in_the_streams_own_form() -> None:
