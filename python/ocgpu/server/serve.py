@@ -297,6 +297,7 @@ class _Server:
             self._jobs,
             waits={Kind.LLM: settings.llm_wait_timeout, Kind.IMAGE: settings.image_wait_timeout},
             stall_timeout=settings.stall_timeout,
+            wait_keepalive=settings.wait_keepalive,
         )
         return EngineListener(
             engine, upstream, websockets, locked, self._app, own, self._requests, special

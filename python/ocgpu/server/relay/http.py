@@ -247,7 +247,7 @@ async def _request_body(
         return None
     length = client_body.content_length(headers)
     if length is not None and length <= _SMALL_BODY:
-        data = await client_body.read_whole(receive, lambda _size: None, length=length)
+        data = await client_body.read_whole(receive, length)
         watch.arm()
         return data
     return client_body.pieces(receive, at_end=watch.arm)
