@@ -108,6 +108,8 @@ class HttpUpstream:
     async def close(self) -> None:
         """Close all idle connections, and those in use as soon as they are released."""
         self._pool.close()
+        # An aborted transport gives its socket back in the loop's next turn.
+        await asyncio.sleep(0)
 
     def _message(self, method: str, target: bytes, headers: Headers, body: bytes | None) -> bytes:
         """Write the head, and behind it the body when it is whole."""
