@@ -24,6 +24,7 @@ from granian.server.embed import Server
 
 from ocgpu.server.admission import RETRY_AFTER
 from ocgpu.server.engines.engine import Engine
+from ocgpu.server.guard import is_foreign_page, malformed, refuse
 from ocgpu.server.locked import LockedRoute
 from ocgpu.server.relay.asgi import App, Message, Receive, Scope, Send, send_error
 from ocgpu.server.relay.headers import forwarded, request_headers
@@ -208,6 +209,7 @@ class EngineListener:
         own: GET paths that the control plane answers on this listener.
         requests: Keeps account of what is in flight.
         special: GET paths that neither relay nor control plane answers.
+        hosts: Names under which a browser may ask for what is ours.
     """
 
     def __init__(
@@ -220,6 +222,7 @@ class EngineListener:
         own: frozenset[str],
         requests: Requests,
         special: dict[str, App] | None = None,
+        hosts: frozenset[str] = frozenset(),
     ) -> None:
         self._engine = engine
         self._upstream = upstream
@@ -229,21 +232,32 @@ class EngineListener:
         self._own = own
         self._requests = requests
         self._special = special or {}
+        self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request."""
         await self._requests.run(scope, send, lambda noting: self._serve(scope, receive, noting))
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
+        fault = malformed(scope)
+        if fault is not None:
+            await refuse(scope, send, 400, "request", fault)
+            return
         if scope["type"] == "websocket":
             headers = self._headers(scope)
             await self._websockets.relay(scope, receive, send, headers)
             return
         path = scope["path"]
         method = scope["method"]
-        if method in _LOOK and path in self._own:
+        own = method in _LOOK and path in self._own
+        special = method == "GET" and path in self._special
+        foreign = (own or special) and is_foreign_page(scope["headers"], self._hosts)
+        if own and foreign:
+            message = "a page may not ask here under this name; add it to `ADMIN_HOSTS`"
+            await refuse(scope, send, 403, "host", message)
+        elif own:
             await self._control(scope, receive, send)
-        elif method == "GET" and path in self._special:
+        elif special and not foreign:
             await self._special[path](scope, receive, send)
         else:
             kind = lookup(self._engine.routes, method, path)

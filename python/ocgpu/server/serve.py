@@ -22,7 +22,7 @@ from ocgpu.server.arbiter import Arbiter, Kind
 from ocgpu.server.engines.comfyui import ComfyUI
 from ocgpu.server.engines.engine import Engine
 from ocgpu.server.engines.ollama import Ollama
-from ocgpu.server.guard import make_guard
+from ocgpu.server.guard import host_names, make_guard
 from ocgpu.server.handlers import Knowledge
 from ocgpu.server.image_job import ImageJobs, ImageSettings
 from ocgpu.server.listeners import (
@@ -338,8 +338,9 @@ class _Server:
             waits={Kind.LLM: settings.llm_wait_timeout, Kind.IMAGE: settings.image_wait_timeout},
             stall_timeout=settings.stall_timeout,
         )
+        hosts = host_names(settings.admin_hosts)
         return EngineListener(
-            engine, upstream, websockets, locked, self._app, own, self._requests, special
+            engine, upstream, websockets, locked, self._app, own, self._requests, special, hosts
         )
 
     def _upstream(self, url: str) -> AiohttpUpstream | None:
