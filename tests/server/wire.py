@@ -3,12 +3,13 @@
 import re
 from typing import NamedTuple
 
-__all__ = ["Wire", "read_answers"]
+__all__ = ["Asked", "Wire", "read_answers", "read_requests"]
 
+_REQUEST = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+) ((?:/|\*$)[\x21-\x7e]*) HTTP/1\.1")
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9][0-9]) [\t\x20-\x7e\x80-\xff]*")
 _FIELD = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+): ?([\t\x20-\x7e\x80-\xff]*)")
 _SIZE = re.compile(rb"[0-9]{1,18}")
-_CHUNK = re.compile(rb"([0-9a-f]{1,16})\r\n")
+_CHUNK = re.compile(rb"([0-9a-fA-F]{1,16})\r\n")
 
 
 class Wire(NamedTuple):
@@ -44,18 +45,63 @@ def read_answers(data: bytes, methods: tuple[str, ...] = ("GET",)) -> list[Wire]
     answers: list[Wire] = []
     while data:
         assert len(answers) < len(methods), f"bytes after the last answer: {data[:80]!r}"
-        head, blank, data = data.partition(b"\r\n\r\n")
-        assert blank, f"half a head: {head[:80]!r}"
-        lines = head.split(b"\r\n")
-        status = _STATUS.fullmatch(lines[0])
-        assert status, f"no status line: {lines[0][:80]!r}"
-        fields = [_FIELD.fullmatch(line) for line in lines[1:]]
-        assert all(fields), f"no headers: {head[:200]!r}"
-        headers = [(field[1].lower(), field[2].strip()) for field in fields if field]
+        line, headers, data = _head(data)
+        status = _STATUS.fullmatch(line)
+        assert status, f"no status line: {line[:80]!r}"
         bare = Wire(int(status[1]), headers, b"", whole=True)
         body, whole, data = _body(bare, methods[len(answers)], data)
         answers.append(bare._replace(body=body, whole=whole))
     return answers
+
+
+class Asked(NamedTuple):
+    """One request, as an upstream saw it.
+
+    Attributes:
+        line: Its request line.
+        headers: Its headers, names in lower case.
+        body: What came of the body.
+        whole: Whether the body came to its end.
+    """
+
+    line: bytes
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    whole: bool
+
+
+def read_requests(data: bytes) -> list[Asked]:
+    """Read all that a client sent on one connection; only the last request may lack its end.
+
+    Raises:
+        AssertionError: A byte that two servers could understand differently.
+    """
+    found: list[Asked] = []
+    while data:
+        line, headers, data = _head(data)
+        assert _REQUEST.fullmatch(line), f"no request line: {line[:200]!r}"
+        named = [key for key, _ in headers]
+        assert named.count(b"host") == 1, headers
+        assert named.count(b"content-length") + named.count(b"transfer-encoding") <= 1, headers
+        bare = Wire(200, headers, b"", whole=True)
+        body, whole, data = _body(bare, "POST", data) if _framed(bare) else (b"", True, data)
+        assert whole or not data, data[:80]
+        found.append(Asked(line, headers, body, whole))
+    return found
+
+
+def _framed(message: Wire) -> bool:
+    return bool(message.values(b"content-length") or message.values(b"transfer-encoding"))
+
+
+def _head(data: bytes) -> tuple[bytes, list[tuple[bytes, bytes]], bytes]:
+    """Give the first line, the headers and what follows them."""
+    head, blank, data = data.partition(b"\r\n\r\n")
+    assert blank, f"half a head: {head[:80]!r}"
+    lines = head.split(b"\r\n")
+    fields = [_FIELD.fullmatch(line) for line in lines[1:]]
+    assert all(fields), f"no headers: {head[:200]!r}"
+    return lines[0], [(field[1].lower(), field[2].strip()) for field in fields if field], data
 
 
 def _body(answer: Wire, method: str, data: bytes) -> tuple[bytes, bool, bytes]:

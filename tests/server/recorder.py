@@ -1,0 +1,70 @@
+"""An upstream in a thread that keeps every byte which came, connection by connection."""
+
+import contextlib
+import socket
+import threading
+from types import TracebackType
+from typing import Self
+
+from tests.server.wire import Asked, read_requests
+
+__all__ = ["Recorder"]
+
+_ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+
+
+class Recorder:
+    """Answers every whole request with `ok` and keeps the connection.
+
+    Attributes:
+        url: Where it is.
+    """
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
+        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
+        self._bytes: list[bytearray] = []
+        self._sockets: list[socket.socket] = []
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._accept, daemon=True).start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        for opened in (self._listener, *self._sockets):
+            with contextlib.suppress(OSError):
+                opened.shutdown(socket.SHUT_RDWR)
+            opened.close()
+
+    def requests(self) -> list[Asked]:
+        """All requests so far but serve's own, strictly read.
+
+        Raises:
+            AssertionError: Something came that a strict server refuses.
+        """
+        found = [asked for taken in list(self._bytes) for asked in read_requests(bytes(taken))]
+        return [asked for asked in found if (b"user-agent", b"ocgpu") not in asked.headers]
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = self._listener.accept()
+                self._sockets.append(connection)
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        taken = bytearray()
+        self._bytes.append(taken)
+        answered = 0
+        with contextlib.suppress(OSError):
+            while piece := connection.recv(65_536):
+                taken += piece
+                with contextlib.suppress(AssertionError):
+                    whole = sum(asked.whole for asked in read_requests(bytes(taken)))
+                    connection.sendall(_ANSWER * (whole - answered))
+                    answered = whole
