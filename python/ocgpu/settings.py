@@ -380,5 +380,6 @@ def describe(settings: Settings) -> Iterable[tuple[str, str]]:
 
 def _invalid(name: str, text: str) -> str:
     # A login in a URL is refused, and not shown to everybody who reads the log.
-    shown = _MASK if name == _SECRET and text else re.sub("//[^/]*@", "//…@", printable(text))
+    login = r"([A-Za-z]*:/*)?.*@"
+    shown = _MASK if name == _SECRET and text else re.sub(login, r"\1…@", printable(text))
     return f"invalid `{name}`: {shown}"
