@@ -3,24 +3,33 @@
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from tests.server.wire import Asked, read_requests
 
-__all__ = ["Recorder"]
+__all__ = ["OK", "Recorder"]
 
-_ANSWER = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
+OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
 class Recorder:
-    """Answers every whole request with `ok` and keeps the connection.
+    """Answers every whole request.
+
+    Args:
+        answer: Gives the bytes of an answer.
+        keep: Keep the connection for the next request.
 
     Attributes:
         url: Where it is.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, answer: Callable[[Asked], bytes] = lambda _asked: OK, *, keep: bool = True
+    ) -> None:
+        self._answer = answer or (lambda _asked: OK)
+        self._keep = keep
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=128)
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         self._bytes: list[bytearray] = []
@@ -64,7 +73,15 @@ class Recorder:
         with contextlib.suppress(OSError):
             while piece := connection.recv(65_536):
                 taken += piece
-                with contextlib.suppress(AssertionError):
-                    whole = sum(asked.whole for asked in read_requests(bytes(taken)))
-                    connection.sendall(_ANSWER * (whole - answered))
-                    answered = whole
+                whole = _whole(bytes(taken))
+                for asked in whole[answered:]:
+                    connection.sendall(self._answer(asked))
+                    if not self._keep:
+                        connection.shutdown(socket.SHUT_RDWR)
+                answered = len(whole)
+
+
+def _whole(data: bytes) -> list[Asked]:
+    with contextlib.suppress(AssertionError):
+        return [asked for asked in read_requests(data) if asked.whole]
+    return []

@@ -140,7 +140,7 @@ class Ollama:
             raise UpstreamError(f"no model list from {self._control.upstream.url}: {reply.status}")
         models = document.get("models") or []
         if not isinstance(models, list):
-            raise UpstreamError(f"no model list from {self._control.upstream.url}: {models!r:.80}")
+            raise UpstreamError(f"no model list from {self._control.upstream.url}")
         names = [m.get("model") or m.get("name") for m in models if isinstance(m, dict)]
         return [name for name in names if isinstance(name, str)]
 
