@@ -3,6 +3,7 @@
 import contextlib
 import socket
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Self
@@ -11,6 +12,7 @@ from tests.server.wire import Asked, read_requests
 
 __all__ = ["OK", "Recorder"]
 
+_ARRIVAL_SECONDS = 1.0
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
 
 
@@ -50,13 +52,35 @@ class Recorder:
                 opened.shutdown(socket.SHUT_RDWR)
             opened.close()
 
+    def environ(self) -> dict[str, str]:
+        """The settings of a serve that has this for both of its engines."""
+        return {
+            "LISTEN_OLLAMA": "127.0.0.1:0",
+            "LISTEN_COMFY": "127.0.0.1:0",
+            "LISTEN_ADMIN": "127.0.0.1:0",
+            "OLLAMA_URL": self.url,
+            "COMFY_URL": self.url,
+            "LOG_FORMAT": "json",
+            "UNLOAD_TIMEOUT": "50ms",
+        }
+
     def requests(self) -> list[Asked]:
         """All requests so far but serve's own, strictly read.
 
         Raises:
             AssertionError: Something came that a strict server refuses.
         """
-        found = [asked for taken in list(self._bytes) for asked in read_requests(bytes(taken))]
+        deadline = time.monotonic() + _ARRIVAL_SECONDS
+        while True:
+            try:
+                parts = [read_requests(bytes(taken)) for taken in list(self._bytes)]
+                break
+            except AssertionError:
+                if time.monotonic() > deadline:
+                    raise
+                # Perhaps the rest of a head is on its way.
+                time.sleep(0.01)
+        found = [asked for part in parts for asked in part]
         return [asked for asked in found if (b"user-agent", b"ocgpu") not in asked.headers]
 
     def _accept(self) -> None:

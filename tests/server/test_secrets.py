@@ -123,15 +123,9 @@ def start(engine: Recorder, processes: Processes, tmp_path: Path) -> Callable[..
 
     def begin(**settings: str) -> Served:
         environ = {
-            "LISTEN_OLLAMA": "127.0.0.1:0",
-            "LISTEN_COMFY": "127.0.0.1:0",
-            "LISTEN_ADMIN": "127.0.0.1:0",
-            "OLLAMA_URL": engine.url,
-            "COMFY_URL": engine.url,
+            **engine.environ(),
             "ADMIN_TOKEN": TOKEN,
             "LOG_LEVEL": "debug",
-            "LOG_FORMAT": "json",
-            "UNLOAD_TIMEOUT": "50ms",
             "JOB_TIMEOUT": "100ms",
             "LLM_WAIT_TIMEOUT": "200ms",
             "MAX_WAITING_BYTES": "64KiB",

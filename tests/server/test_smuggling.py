@@ -117,17 +117,8 @@ def recorder() -> Iterator[Recorder]:
 @pytest.fixture
 def served(recorder: Recorder, processes: Processes, tmp_path: Path) -> Served:
     """A real serve before the recorder, both engines in one."""
-    environ = {
-        "LISTEN_OLLAMA": "127.0.0.1:0",
-        "LISTEN_COMFY": "127.0.0.1:0",
-        "LISTEN_ADMIN": "127.0.0.1:0",
-        "OLLAMA_URL": recorder.url,
-        "COMFY_URL": recorder.url,
-        "LOG_FORMAT": "json",
-        "UNLOAD_TIMEOUT": "100ms",
-    }
     log = tmp_path / "serve.log"
-    return Served(processes.start(COMMAND, log=log, environ=environ), log)
+    return Served(processes.start(COMMAND, log=log, environ=recorder.environ()), log)
 
 
 def exchange(url: str, request: bytes) -> bytes:
