@@ -98,6 +98,8 @@ FRAMING = {
     OK + b"Transfer-Encoding:\x0bchunked\r\n\r\n2\r\nok\r\n" + END: "502",
     OK + b"Content-Length: 9\r\n\r\nok": "broken 200 ok",
     OK + b"Content-Length: 3\r\nConnection: content-length\r\n\r\nok": "broken 200 ok",
+    OK + b"Transfer-Encoding: xchunked\r\n\r\nok": "502",
+    OK + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: xchunked\r\n\r\nok": "502",
     OK + b"\r\nok": "200 ok",
     CHUNKED + b"2\r\nok\r\n" + END: "200 ok",
     CHUNKED + b"2;ext=1\r\nok\r\n" + END: "200 ok",
@@ -266,3 +268,30 @@ async def test_bytes_after_an_answer_poison_no_other_request(
             got = told(await exchange(bound.ollama_url, get("/x", method=method)), method)
             assert got in {wanted, "502"}
             assert told(await exchange(bound.ollama_url, get("/y"))) == "200 ok"
+
+
+async def test_bytes_on_an_idle_connection_are_no_answer() -> None:
+    idle: list[Connection] = []
+
+    async def play(connection: Connection) -> None:
+        await connection.write(OK + TWO)
+        idle.append(connection)
+
+    async with RawUpstream(Play(play)) as raw, proxy(raw.url) as bound:
+        assert told(await exchange(bound.ollama_url, get("/x"))) == "200 ok"
+        await idle[0].write(POISON)
+        for _ in range(3):
+            assert told(await exchange(bound.ollama_url, get("/y"))) == "200 ok"
+
+
+async def test_a_question_about_the_whole_server_reaches_it() -> None:
+    lines: list[bytes] = []
+
+    async def upstream(connection: Connection) -> None:
+        lines.append((await connection.head())[0])
+        await connection.write(OK + TWO)
+
+    async with RawUpstream(upstream) as raw, proxy(raw.url) as bound:
+        assert told(await exchange(bound.ollama_url, get("*", method="OPTIONS"))) == "200 ok"
+
+    assert b"OPTIONS * HTTP/1.1" in lines
