@@ -128,6 +128,7 @@ def test_unload_commands_and_cloud_models_pass(ollama: Ollama, path: str, body: 
         ("/api/generate", b'{"model":"m","prompt":" ","keep_alive":0}'),
         ("/api/generate", b'{"model":"m","prompt":"","Prompt":"hi","keep_alive":0}'),
         ("/api/generate", b'{"model":"m","PROMPT":"hi","keep_alive":0}'),
+        ("/api/generate", b'{"model":"m","prompt":"hi","prompt":null,"keep_alive":0}'),
         ("/api/chat", b'{"model":"m:cloud","Model":"m","messages":[1]}'),
         ("/api/chat", b'{"Model":"m","model":"m:cloud"}'),
         pytest.param("/api/chat", b'{"model":' + b"[" * 100_000, id="deep nesting"),

@@ -22,6 +22,7 @@ from granian.server.embed import Server
 
 from ocgpu.server.drain import Requests, refuse
 from ocgpu.server.engines.engine import Engine
+from ocgpu.server.guard import is_foreign_page, malformed, turn_away
 from ocgpu.server.locked import LockedRoute
 from ocgpu.server.relay.asgi import App, Receive, Scope, Send, send_error
 from ocgpu.server.relay.client import HttpUpstream
@@ -113,6 +114,7 @@ class EngineListener:
         own: GET paths that the control plane answers on this listener.
         requests: Keeps account of what is in flight.
         special: GET paths that neither relay nor control plane answers.
+        hosts: Names under which a browser may ask for what is ours.
     """
 
     def __init__(
@@ -125,6 +127,7 @@ class EngineListener:
         own: frozenset[str],
         requests: Requests,
         special: dict[str, App] | None = None,
+        hosts: frozenset[str] = frozenset(),
     ) -> None:
         self._engine = engine
         self._upstream = upstream
@@ -134,6 +137,7 @@ class EngineListener:
         self._own = own
         self._requests = requests
         self._special = special or {}
+        self._hosts = hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection's request."""
@@ -142,7 +146,13 @@ class EngineListener:
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         method = scope.get("method")
-        if method in _LOOK and path in self._own:
+        own = method in _LOOK and path in self._own
+        if fault := malformed(scope):
+            await turn_away(scope, send, 400, "request", fault)
+        elif own and is_foreign_page(scope["headers"], self._hosts):
+            message = "a page may not ask here under this name; add it to `ADMIN_HOSTS`"
+            await turn_away(scope, send, 403, "host", message)
+        elif own:
             await self._control(scope, receive, send)
         elif self._requests.closed:
             await refuse(scope, receive, send)
@@ -156,7 +166,9 @@ class EngineListener:
     async def _relay(self, scope: Scope, receive: Receive, send: Send) -> None:
         path = scope["path"]
         method = scope["method"]
-        if method == "GET" and path in self._special:
+        special = method == "GET" and path in self._special
+        # A foreign page gets what the engine itself says, without what we add.
+        if special and not is_foreign_page(scope["headers"], self._hosts):
             await self._special[path](scope, receive, send)
         else:
             kind = lookup(self._engine.routes, method, path)

@@ -21,7 +21,7 @@ from ocgpu.server.drain import Requests
 from ocgpu.server.engines.comfyui import ComfyUI
 from ocgpu.server.engines.engine import Engine
 from ocgpu.server.engines.ollama import Ollama
-from ocgpu.server.guard import make_guard
+from ocgpu.server.guard import host_names, make_guard
 from ocgpu.server.handlers import Knowledge
 from ocgpu.server.image_job import ImageJobs, ImageSettings
 from ocgpu.server.listeners import ControlListener, EngineListener, ListenerServer
@@ -299,8 +299,9 @@ class _Server:
             stall_timeout=settings.stall_timeout,
             wait_keepalive=settings.wait_keepalive,
         )
+        hosts = host_names(settings.admin_hosts)
         return EngineListener(
-            engine, upstream, websockets, locked, self._app, own, self._requests, special
+            engine, upstream, websockets, locked, self._app, own, self._requests, special, hosts
         )
 
     def _upstream(self, url: str) -> HttpUpstream | None:

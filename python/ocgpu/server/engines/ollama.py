@@ -6,6 +6,7 @@ old versions, which need `/api/embed` for that.
 """
 
 import asyncio
+import json
 import logging
 import re
 import time
@@ -117,13 +118,7 @@ class Ollama:
             command = _command(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return True
-        if isinstance(command.get("model"), str) and _is_cloud(command["model"]):
-            return False
-        if not _is_zero(command.get("keep_alive")):
-            return True
-        if path == "/api/generate":
-            return command.get("prompt") not in _NOTHING
-        return not (path == "/api/chat" and command.get("messages") in _NOTHING)
+        return _uses_card(path, command) or _says_twice(body)
 
     async def probe(self) -> str:
         """Give Ollama's version."""
@@ -145,7 +140,7 @@ class Ollama:
             raise UpstreamError(f"no model list from {self._control.upstream.url}: {reply.status}")
         models = document.get("models") or []
         if not isinstance(models, list):
-            raise UpstreamError(f"no model list from {self._control.upstream.url}: {models!r:.80}")
+            raise UpstreamError(f"no model list from {self._control.upstream.url}")
         names = [m.get("model") or m.get("name") for m in models if isinstance(m, dict)]
         return [name for name in names if isinstance(name, str)]
 
@@ -204,6 +199,31 @@ class Ollama:
 def _call_timeout(deadline: float) -> float:
     left = deadline - time.monotonic()
     return min(max(left, _CALL_MIN_SECONDS), _CALL_MAX_SECONDS)
+
+
+def _uses_card(path: str, command: dict[str, Any]) -> bool:
+    if isinstance(command.get("model"), str) and _is_cloud(command["model"]):
+        return False
+    if not _is_zero(command.get("keep_alive")):
+        return True
+    if path == "/api/generate":
+        return command.get("prompt") not in _NOTHING
+    return not (path == "/api/chat" and command.get("messages") in _NOTHING)
+
+
+def _says_twice(body: bytes) -> bool:
+    """Whether a telling field stands there twice: in Go, a null leaves the text before it."""
+    names: list[str] = []
+
+    def note(pairs: list[tuple[str, object]]) -> None:
+        # Called for each object, for the outermost one last.
+        names[:] = [name for name, _ in pairs]
+
+    try:
+        json.loads(body.decode("utf-8", "replace"), object_pairs_hook=note)
+    except (ValueError, RecursionError):
+        return True
+    return any(names.count(name) > 1 for name in _TELLING)
 
 
 def _is_cloud(model: str) -> bool:

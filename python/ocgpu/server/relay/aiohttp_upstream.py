@@ -151,4 +151,5 @@ def _connect_error(url: str, error: Exception) -> UpstreamError:
         return UpstreamConnectError(f"no connection to {url}: it did not answer in time")
     if isinstance(error, aiohttp.ClientConnectorError):
         return UpstreamConnectError(f"no connection to {url}: {error.os_error.strerror}")
-    return UpstreamError(f"no answer from {url}: {error or type(error).__name__}")
+    # The text of a parser's error quotes what the upstream sent, which is private.
+    return UpstreamError(f"no answer from {url}: {type(error).__name__}")

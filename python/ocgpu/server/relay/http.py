@@ -83,8 +83,11 @@ async def relay_http(
         watch: The caller's own watch over this task, armed; it is stopped here.
     """
     method = scope["method"]
-    if refusal := _unfit(scope):
-        await send_error(send, *refusal)
+    coding = header(scope["headers"], b"transfer-encoding")
+    if coding is not None and coding.strip().lower() != b"chunked":
+        # Our listener undoes the chunked framing only, and the coding's name does not travel.
+        message = "only the chunked transfer coding works"
+        await send_error(send, 501, "transfer_coding", message)
         return Ending.REFUSED
     task = asyncio.current_task()
     if task is None:
@@ -113,17 +116,6 @@ async def relay_http(
         if connection is not None:
             upstream.release(connection)
     return Ending.DONE
-
-
-def _unfit(scope: Scope) -> tuple[int, str, str] | None:
-    """Give the refusal of a request that cannot be passed on as it is."""
-    coding = header(scope["headers"], b"transfer-encoding")
-    if coding is not None and coding.strip().lower() != b"chunked":
-        # Our listener undoes the chunked framing only, and the coding's name does not travel.
-        return 501, "transfer_coding", "only the chunked transfer coding works"
-    if scope["method"] == "CONNECT":
-        return 405, "method", "no tunnels here"
-    return None
 
 
 async def _send_response(
