@@ -25,7 +25,7 @@ from ocgpu.server.relay.body import read_whole
 from ocgpu.server.relay.headers import response_headers
 from ocgpu.server.relay.http import Outgoing, relay_http
 from ocgpu.server.relay.upstream import Upstream, UpstreamError
-from ocgpu.server.relay.watch import DisconnectWatch
+from ocgpu.server.relay.watch import DisconnectWatch, hang_up
 
 __all__ = ["LockedRoute"]
 
@@ -73,7 +73,7 @@ class LockedRoute:
                 await relay_http(scope, receive, send, self._upstream, outgoing)
             elif kind is Kind.IMAGE and self._jobs is not None:
                 prompt = Prompt(target_of(scope), headers, body)
-                await self._image(self._jobs, prompt, receive, send, reservation)
+                await self._image(self._jobs, prompt, scope, receive, send, reservation)
             else:
                 await self._llm(scope, receive, send, Outgoing(headers, body), reservation)
         except ClientGoneError:
@@ -93,12 +93,13 @@ class LockedRoute:
         outgoing: Outgoing,
         reservation: BodyReservation,
     ) -> None:
-        watch = _watch(receive)
+        watch = _watch(scope, receive)
         try:
             grant = await self._admission.acquire(Kind.LLM, timeout=self._waits[Kind.LLM])
         except asyncio.CancelledError:
             if not watch.gone:
                 raise
+            await hang_up(send)
             return
         finally:
             watch.stop()
@@ -111,11 +112,12 @@ class LockedRoute:
         self,
         jobs: ImageJobs,
         prompt: Prompt,
+        scope: Scope,
         receive: Receive,
         send: Send,
         reservation: BodyReservation,
     ) -> None:
-        watch = _watch(receive)
+        watch = _watch(scope, receive)
         try:
             grant = await self._admission.acquire(Kind.IMAGE, timeout=self._waits[Kind.IMAGE])
             reservation.release()
@@ -126,6 +128,7 @@ class LockedRoute:
         except asyncio.CancelledError:
             if not watch.gone:
                 raise
+            await hang_up(send)
             return
         finally:
             watch.stop()
@@ -133,10 +136,10 @@ class LockedRoute:
         await send_whole(send, reply.status, headers, reply.body)
 
 
-def _watch(receive: Receive) -> DisconnectWatch:
+def _watch(scope: Scope, receive: Receive) -> DisconnectWatch:
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("a request outside of a task")
-    watch = DisconnectWatch(receive, task)
+    watch = DisconnectWatch(receive, task, scope)
     watch.arm()
     return watch

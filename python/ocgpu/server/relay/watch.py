@@ -2,16 +2,18 @@
 
 Granian's `receive()` returns a future-like that takes a callback, which costs a fraction of a task.
 Its `send()` never raises after the client has left, so `receive()` is the only place that tells,
-and only while one is pending and the body was read.
+and only while one is pending and the body was read. What it cannot tell, because bytes lie behind
+the request, the kernel's table of sockets does.
 """
 
 import asyncio
 from collections.abc import Awaitable, Coroutine
 from typing import Any
 
-from ocgpu.server.relay.asgi import Message, Receive
+from ocgpu.server.relay.asgi import Message, Receive, Scope, Send, send_whole
+from ocgpu.server.relay.liveness import Guarded, Liveness, liveness
 
-__all__ = ["DisconnectWatch"]
+__all__ = ["DisconnectWatch", "hang_up"]
 
 
 class DisconnectWatch:
@@ -23,14 +25,30 @@ class DisconnectWatch:
     Args:
         receive: The connection's `receive`; its body must have been read when `arm` is called.
         task: The task to cancel.
+        scope: The connection's scope; with it a client is noticed as well that left behind a
+            request of its own which nobody has read.
     """
 
-    __slots__ = ("_pending", "_receive", "_stopped", "_task", "gone")
+    __slots__ = (
+        "_guarded",
+        "_liveness",
+        "_pending",
+        "_receive",
+        "_scope",
+        "_stopped",
+        "_task",
+        "gone",
+    )
 
-    def __init__(self, receive: Receive, task: "asyncio.Task[Any]") -> None:
+    def __init__(
+        self, receive: Receive, task: "asyncio.Task[Any]", scope: Scope | None = None
+    ) -> None:
         self._receive: Receive | None = receive
         self._task: asyncio.Task[Any] | None = task
         self._pending: Any = None
+        self._scope = scope
+        self._liveness: Liveness | None = None
+        self._guarded: Guarded | None = None
         self._stopped = False
         self.gone = False
 
@@ -43,6 +61,10 @@ class DisconnectWatch:
             pending = asyncio.ensure_future(_awaited(pending))
         self._pending = pending
         pending.add_done_callback(self._told)
+        if self._scope is not None and self._guarded is None:
+            self._liveness = liveness()
+            if self._liveness is not None:
+                self._guarded = self._liveness.guard(self._scope, self._left)
 
     def stop(self) -> None:
         """End the watch; to be called in `finally`.
@@ -55,6 +77,9 @@ class DisconnectWatch:
         self._receive = self._task = None
         if pending is not None:
             pending.cancel()
+        if self._liveness is not None and self._guarded is not None:
+            self._liveness.release(self._guarded)
+        self._liveness = self._guarded = None
 
     def _told(self, future: "asyncio.Future[Message]") -> None:
         self._pending = None
@@ -63,9 +88,20 @@ class DisconnectWatch:
         if future.exception() is None and future.result()["type"] == "http.request":
             self.arm()
             return
+        self._left()
+
+    def _left(self) -> None:
         self.gone = True
         if self._task is not None:
             self._task.cancel()
+
+
+async def hang_up(send: Send) -> None:
+    """End the connection of a client that is gone and has had no answer.
+
+    What lies behind its request would be served next, though nobody waits for it.
+    """
+    await send_whole(send, 503, [(b"connection", b"close")], b"")
 
 
 async def _awaited(awaitable: Awaitable[Message] | Coroutine[Any, Any, Message]) -> Message:
