@@ -1,6 +1,7 @@
 """A websocket's handshake: what the upstream is told, and every way in which it may not want to."""
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
 
@@ -192,6 +193,26 @@ async def test_a_drain_ends_a_handshake_with_a_503_and_leaves_the_upstream() -> 
         await waiting.close()
 
     assert head[0].startswith(b"HTTP/1.1 503 ")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells who left")
+@pytest.mark.parametrize("more", [b"", b"\x81\x80\0\0\0\0"], ids=["silent", "a frame too early"])
+async def test_a_client_that_leaves_during_the_handshake_ends_it(more: bytes) -> None:
+    begun, left = asyncio.Event(), asyncio.Event()
+
+    async def handler(connection: Connection) -> None:
+        await asked(connection)
+        begun.set()
+        assert await connection.rest() == b""
+        left.set()
+
+    async with RawUpstream(handler) as raw, proxy(comfy_url=raw.url) as bound:
+        waiting = await raw_client(bound.comfy_url)
+        await waiting.write(more)
+        await begun.wait()
+        await waiting.close()
+
+        await asyncio.wait_for(left.wait(), 8)
 
 
 async def test_what_comes_before_the_101_does_not_disturb() -> None:

@@ -120,16 +120,18 @@ def test_an_upstream_that_takes_nothing_holds_the_client_back(start: Start) -> N
             sending.result(10)
 
 
-def test_a_client_that_leaves_a_stalled_upstream_is_noticed(start: Start) -> None:
+@pytest.mark.parametrize("more", [0, 3])
+def test_a_client_that_leaves_a_stalled_upstream_is_noticed(start: Start, more: int) -> None:
     with SlowUpstream() as slow:
         served = start(slow.url)
         with shake_hands(served.comfy) as client, slow.accepted() as upstream:
             # More than both kernels hold: it waits in serve for the upstream to take it.
             image = frame(BINARY, bytes(15 * MIB), masked=True)
             client.sendall(image)
+            client.sendall(frame(BINARY, b"more", masked=True) * more)
             client.close()
 
-            wait_until(lambda: _ended(served, upstream), 15, "the upstream's socket cut")
+            wait_until(lambda: _ended(served, upstream), 20, "the upstream's socket cut")
 
 
 def _ended(served: Served, upstream: object) -> bool:

@@ -17,11 +17,12 @@ import socket
 import struct
 import sys
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import Final, NamedTuple, Protocol
 
 from ocgpu.server.relay.asgi import Scope
 
-__all__ = ["Guarded", "Liveness", "Table", "liveness", "look_up"]
+__all__ = ["Guarded", "Liveness", "Table", "guard", "look_up"]
 
 logger: Final = logging.getLogger("ocgpu.server")
 
@@ -78,15 +79,18 @@ class Guarded:
         self._missed = 0
 
     def locate(self) -> Place | None:
-        """Give address family and port of the listener; None where the client has no address."""
-        if self.place is None and self.scope.get("client") and self.scope.get("server"):
-            host, port = self.scope["client"]
-            server, listening = self.scope["server"]
-            family = socket.AF_INET6 if ":" in server else socket.AF_INET
-            if family == socket.AF_INET6 and ":" not in host:
-                host = f"::ffff:{host}"
-            self._client = int(port).to_bytes(2, "big") + socket.inet_pton(family, host)
-            self.place = int(family), int(listening)
+        """Give address family and port of the listener; None where these are no IP addresses."""
+        client, server = self.scope.get("client"), self.scope.get("server")
+        if self.place is not None or not client or not server:
+            return self.place
+        family = socket.AF_INET6 if ":" in server[0] else socket.AF_INET
+        mapped = family == socket.AF_INET6 and ":" not in client[0]
+        try:
+            address = socket.inet_pton(family, f"::ffff:{client[0]}" if mapped else client[0])
+            self._client = int(client[1]).to_bytes(2, "big") + address
+            self.place = int(family), int(server[1])
+        except (OSError, ValueError):
+            return None
         return self.place
 
     def missing(self, table: Table) -> bool:
@@ -103,7 +107,7 @@ class _LookUp(Protocol):
 
 
 class Liveness:
-    """Looks for the clients of all requests that wait. One for each loop; see `liveness`.
+    """Looks for the clients of all requests that wait. One for each loop; see `guard`.
 
     Args:
         look_up: Gives a port's connections, from another thread; None is not to know.
@@ -236,14 +240,23 @@ def _alike(rows: bytes, at: int, stride: int) -> int:
 _of_loop: dict[asyncio.AbstractEventLoop, Liveness] = {}
 
 
-def liveness() -> Liveness | None:
-    """Give the running loop's; None on platforms without the kernel's table."""
+def guard(scope: Scope, on_gone: Callable[[], None]) -> Callable[[], None]:
+    """Call `on_gone` once should the client leave; give what ends that.
+
+    Args:
+        scope: The connection's scope.
+        on_gone: Called in the running loop.
+    """
     if sys.platform != "linux":
-        return None
+        return _nothing
     loop = asyncio.get_running_loop()
     found = _of_loop.get(loop)
     if found is None:
         for closed in [other for other in _of_loop if other.is_closed()]:
             del _of_loop[closed]
         found = _of_loop[loop] = Liveness(look_up)
-    return found
+    return partial(found.release, found.guard(scope, on_gone))
+
+
+def _nothing() -> None:
+    """Nobody is looked for."""

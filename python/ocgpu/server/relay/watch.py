@@ -7,11 +7,11 @@ the request, the kernel's table of sockets does.
 """
 
 import asyncio
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from ocgpu.server.relay.asgi import Message, Receive, Scope, Send, send_whole
-from ocgpu.server.relay.liveness import Guarded, Liveness, liveness
+from ocgpu.server.relay.liveness import guard
 
 __all__ = ["DisconnectWatch", "hang_up"]
 
@@ -29,16 +29,7 @@ class DisconnectWatch:
             request of its own which nobody has read.
     """
 
-    __slots__ = (
-        "_guarded",
-        "_liveness",
-        "_pending",
-        "_receive",
-        "_scope",
-        "_stopped",
-        "_task",
-        "gone",
-    )
+    __slots__ = ("_pending", "_receive", "_release", "_scope", "_stopped", "_task", "gone")
 
     def __init__(
         self, receive: Receive, task: "asyncio.Task[Any]", scope: Scope | None = None
@@ -47,8 +38,7 @@ class DisconnectWatch:
         self._task: asyncio.Task[Any] | None = task
         self._pending: Any = None
         self._scope = scope
-        self._liveness: Liveness | None = None
-        self._guarded: Guarded | None = None
+        self._release: Callable[[], None] | None = None
         self._stopped = False
         self.gone = False
 
@@ -61,10 +51,8 @@ class DisconnectWatch:
             pending = asyncio.ensure_future(_awaited(pending))
         self._pending = pending
         pending.add_done_callback(self._told)
-        if self._scope is not None and self._guarded is None:
-            self._liveness = liveness()
-            if self._liveness is not None:
-                self._guarded = self._liveness.guard(self._scope, self._left)
+        if self._scope is not None and self._release is None:
+            self._release = guard(self._scope, self._left)
 
     def stop(self) -> None:
         """End the watch; to be called in `finally`.
@@ -77,9 +65,9 @@ class DisconnectWatch:
         self._receive = self._task = None
         if pending is not None:
             pending.cancel()
-        if self._liveness is not None and self._guarded is not None:
-            self._liveness.release(self._guarded)
-        self._liveness = self._guarded = None
+        release, self._release = self._release, None
+        if release is not None:
+            release()
 
     def _told(self, future: "asyncio.Future[Message]") -> None:
         self._pending = None

@@ -13,7 +13,7 @@ import base64
 import contextlib
 import os
 import ssl
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -23,6 +23,7 @@ from ocgpu.server.relay.asgi import Headers, Message, Receive, Scope, Send, head
 from ocgpu.server.relay.frames import BINARY, CLOSE, TEXT, FrameError
 from ocgpu.server.relay.frames import Message as Frame
 from ocgpu.server.relay.headers import legal
+from ocgpu.server.relay.liveness import guard
 from ocgpu.server.relay.upstream import UpstreamError
 from ocgpu.server.relay.websocket_upstream import (
     HandshakeRefusedError,
@@ -96,17 +97,21 @@ class WebsocketRelay:
         """
         if (await receive())["type"] != "websocket.connect":
             return
+        presence = _Presence(scope)
         try:
-            upstream, subprotocol = await self._open(scope, headers)
+            with presence:
+                upstream, subprotocol = await self._open(scope, headers)
         except HandshakeRefusedError as refusal:
             await _reject(send, refusal)
         except UpstreamError as error:
             await _refuse(send, 502, "upstream", str(error))
         except asyncio.CancelledError:
+            if presence.gone:
+                return
             await _refuse(send, 503, "shutdown", "the proxy is shutting down")
             raise
         else:
-            await _Splice(receive, send, upstream).run(subprotocol)
+            await _Splice(receive, send, upstream, scope).run(subprotocol)
 
     async def _open(self, scope: Scope, headers: Headers) -> tuple[UpstreamSocket, str | None]:
         """Shake hands with the upstream.
@@ -137,10 +142,35 @@ class WebsocketRelay:
         return upstream, chosen if chosen in offered else None
 
 
+class _Presence:
+    """Cancels the task inside it when the client leaves; before a 101 Granian does not tell."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+        self._task = asyncio.current_task()
+        self._release: Callable[[], None] = _nothing
+        self.gone = False
+
+    def __enter__(self) -> None:
+        self._release = guard(self._scope, self._left)
+
+    def __exit__(self, *_: object) -> None:
+        self._release()
+
+    def _left(self) -> None:
+        self.gone = True
+        if self._task is not None:
+            self._task.cancel()
+
+
 class _Splice:
     """Passes messages between a client and an upstream until one of them ends."""
 
-    def __init__(self, receive: Receive, send: Send, upstream: UpstreamSocket) -> None:
+    def __init__(
+        self, receive: Receive, send: Send, upstream: UpstreamSocket, scope: Scope
+    ) -> None:
+        self._scope = scope
+        self._release: Callable[[], None] = _nothing
         self._receive = receive
         self._send = send
         self._upstream = upstream
@@ -167,6 +197,7 @@ class _Splice:
         finally:
             self._ended.cancel()
             self._upstream.stop()
+            self._release()
             # A close that overtakes the accept is lost.
             await accepting
             await asyncio.gather(
@@ -212,17 +243,22 @@ class _Splice:
             return
         message = {"code": None} if future.exception() is not None else future.result()
         if message.get("type") != "websocket.receive":
-            self._end(_Ends((_NORMAL, ""), (_legal(message.get("code")), "")))
+            self._left(message.get("code"))
         elif self._upstream.writable:
             self._forward(message)
             # While the upstream takes nothing, one message more tells whether the client is there.
             self._listen()
         else:
             self._held = message
+            self._release = guard(self._scope, self._left)
+
+    def _left(self, code: int | None = None) -> None:
+        self._end(_Ends((_NORMAL, ""), (_legal(code), "")))
 
     def _room(self) -> None:
         """Go on: the upstream takes messages again."""
         held, self._held = self._held, None
+        self._release()
         if held is not None:
             self._forward(held)
         self._listen()
@@ -254,6 +290,10 @@ class _Splice:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_CLOSE_SECONDS):
                 await closing
+
+
+def _nothing() -> None:
+    """Nobody is looked for."""
 
 
 def _of_upstream(message: Frame | None, fault: FrameError | None) -> _Ends:
