@@ -8,6 +8,8 @@ import aiohttp
 import pytest
 
 from ocgpu.server.relay import websocket
+from ocgpu.server.relay.asgi import Message, Scope
+from ocgpu.server.relay.websocket import WebsocketRelay
 from tests.server.inloop import WATCHDOG, Connection, RawUpstream, proxy, read_head
 from tests.server.websocket_peers import (
     BINARY,
@@ -269,3 +271,34 @@ async def test_a_drain_is_not_held_by_a_client_that_takes_nothing(
             await asyncio.wait_for(full.wait(), WATCHDOG)
         # The end of `proxy` is the assertion: serve has left, with status 0 and in time.
         await stalled.close()
+
+
+async def test_a_drain_during_the_accept_waits_for_it_and_then_closes() -> None:
+    handler, _ = saying()
+    accepting, accepted = asyncio.Event(), asyncio.Event()
+    sent: list[Message] = []
+    scope: Scope = {"type": "websocket", "raw_path": b"/ws", "query_string": b""}
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "websocket.accept":
+            accepting.set()
+            await accepted.wait()
+        sent.append(message)
+
+    async with RawUpstream(handler) as raw:
+        relay = WebsocketRelay(raw.url, 5.0)
+        task = asyncio.ensure_future(relay.relay(scope, receive, send, [(b"host", b"a")]))
+        await accepting.wait()
+        task.cancel()
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert sent == []
+        accepted.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    assert [message["type"] for message in sent] == ["websocket.accept", "websocket.close"]
+    assert sent[1]["code"] == 1001

@@ -114,6 +114,7 @@ NO_HANDSHAKE = {
     "status 099": b"HTTP/1.1 099 Odd\r\nContent-Length: 0\r\n\r\n",
     "status 999": b"HTTP/1.1 999 Odd\r\nContent-Length: 0\r\n\r\n",
     "illegal header": b"HTTP/1.1 403 No\r\nX-A: a\x01b\r\nContent-Length: 0\r\n\r\n",
+    "header name too long": b"HTTP/1.1 403 No\r\n" + b"a" * 40_000 + b": b\r\n\r\n",
     "no http": b"SSH-2.0-OpenSSH_9.6\r\n\r\n",
     "nothing": b"",
     "half a head": b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: web",
