@@ -1,5 +1,6 @@
 """Websockets through a real `ocgpu serve`: sizes, stalled sides, memory and descriptors."""
 
+import contextlib
 import secrets
 from collections.abc import Callable
 from pathlib import Path
@@ -81,9 +82,12 @@ def test_a_frame_of_16_mib_passes_upwards_and_a_larger_one_ends_the_websocket(
             # Granian's limit; a close frame and then the end.
             assert take(upstream, 100) == 6
             upstream.close()
-            with pytest.raises(ConnectionClosed):
+            with pytest.raises(ConnectionClosed) as closed:
                 socket.recv(timeout=20)
-            assert sending.exception(20) is not None or sending.done()
+            # The close frame is lost where the kernel resets a connection with unread bytes.
+            assert closed.value.rcvd is None or closed.value.rcvd.code == 1009
+            with contextlib.suppress(ConnectionClosed):
+                sending.result(20)
 
 
 def test_a_client_that_takes_nothing_holds_the_upstream_back(start: Start) -> None:

@@ -51,6 +51,7 @@ _REJECTION_DROP: Final = frozenset(
 _LEGAL_STATUS: Final = range(200, 600)
 _NORMAL: Final = 1000
 _GOING_AWAY: Final = 1001
+_TOO_BIG: Final = 1009
 _FAILED: Final = 1011
 # Cut to fit a control frame, or Granian sends an illegal one.
 _REASON_BYTES: Final = 123
@@ -253,7 +254,8 @@ class _Splice:
             self._release = guard(self._scope, self._left)
 
     def _left(self, code: int | None = None) -> None:
-        self._end(_Ends((_NORMAL, ""), (_legal(code), "")))
+        # A client that said farewell has its answer already and sees nothing of this one.
+        self._end(_Ends((_TOO_BIG, "a frame of more than 16 MiB, or none"), (_legal(code), "")))
 
     def _room(self) -> None:
         """Go on: the upstream takes messages again."""
