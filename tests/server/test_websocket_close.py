@@ -265,11 +265,11 @@ async def test_a_drain_is_not_held_by_a_client_that_takes_nothing(
         await connection.rest()
 
     async with RawUpstream(handler) as raw:
-        async with proxy(comfy_url=raw.url) as bound:
+        async with proxy(comfy_url=raw.url, drain_timeout=60.0) as bound:
             stalled = await raw_client(bound.comfy_url)
             stalled.writer.transport.pause_reading()  # type: ignore[attr-defined]
             await asyncio.wait_for(full.wait(), WATCHDOG)
-        # The end of `proxy` is the assertion: serve has left, with status 0 and in time.
+        # The end of `proxy` is the assertion: serve has left long before the drain's own end.
         await stalled.close()
 
 

@@ -4,7 +4,7 @@ Own code and no library's: on a relay each coroutine and each copy per frame sho
 there are cannot send the `Host` that they are told to, or hide whether a close frame came.
 """
 
-import os
+import random
 import struct
 from typing import Final, NamedTuple
 
@@ -67,7 +67,10 @@ class Message(NamedTuple):
 
 
 def encode(kind: int, payload: bytes) -> bytes:
-    """Give one final frame, masked as a client's must be (section 5.3)."""
+    """Give one final frame, masked as a client's must be (section 5.3).
+
+    Who writes a payload must not foresee its key; it is no secret, and never seen by that party.
+    """
     size = len(payload)
     if size <= _CONTROL_MAX:
         head = struct.pack("!BB", _FINAL | kind, _MASKED | size)
@@ -75,7 +78,7 @@ def encode(kind: int, payload: bytes) -> bytes:
         head = struct.pack("!BBH", _FINAL | kind, _MASKED | 126, size)
     else:
         head = struct.pack("!BBQ", _FINAL | kind, _MASKED | 127, size)
-    key = os.urandom(4)
+    key = random.getrandbits(32).to_bytes(4, "little")
     return head + key + _masked(payload, key)
 
 
