@@ -56,6 +56,23 @@ def test_a_waiter_that_left_behind_unread_bytes_loses_its_place(
     assert not engines.record.calls("POST /api/chat")
 
 
+def test_nothing_behind_a_request_is_served_when_its_client_is_gone(
+    engines: Engines, served: Served
+) -> None:
+    nodes = hold_an_image(engines, served)
+    with dial(served.ollama) as client:
+        client.sendall(POST * 4)
+        served.wait_waiting("llm", 1)
+        # One that has half-closed counts as gone and can still read.
+        client.shutdown(socket.SHUT_WR)
+        said = client.makefile("rb").read()
+
+    assert said.startswith(b"HTTP/1.1 503 ")
+    assert said.count(b"HTTP/1.1 ") == 1
+    assert b"connection: close" in said
+    nodes.open()
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_a_client_of_a_listener_on_all_interfaces_is_seen(
     engines: Engines, serve: Serve, host: str

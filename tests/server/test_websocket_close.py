@@ -1,6 +1,7 @@
 """How a relayed websocket ends: codes, reasons, peers that vanish and peers that do not answer."""
 
 import asyncio
+import contextlib
 import struct
 from collections.abc import Awaitable, Callable
 
@@ -247,6 +248,16 @@ async def test_a_drain_closes_both_sides_as_going_away() -> None:
     assert await got.get() == (CLOSE, struct.pack("!H", 1001))
 
 
+async def until_full(connection: Connection) -> None:
+    """Accept and send until nothing goes out any more."""
+    await accept(connection)
+    data = frame(BINARY, bytes(65_536))
+    with contextlib.suppress(TimeoutError):
+        while True:
+            connection.writer.write(data)
+            await asyncio.wait_for(connection.writer.drain(), 0.5)
+
+
 async def test_a_drain_is_not_held_by_a_client_that_takes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -254,14 +265,8 @@ async def test_a_drain_is_not_held_by_a_client_that_takes_nothing(
     full = asyncio.Event()
 
     async def handler(connection: Connection) -> None:
-        await accept(connection)
-        data = frame(BINARY, bytes(65_536))
-        try:
-            while True:
-                connection.writer.write(data)
-                await asyncio.wait_for(connection.writer.drain(), 0.5)
-        except TimeoutError:
-            full.set()
+        await until_full(connection)
+        full.set()
         await connection.rest()
 
     async with RawUpstream(handler) as raw:
@@ -270,6 +275,29 @@ async def test_a_drain_is_not_held_by_a_client_that_takes_nothing(
             stalled.writer.transport.pause_reading()  # type: ignore[attr-defined]
             await asyncio.wait_for(full.wait(), WATCHDOG)
         # The end of `proxy` is the assertion: serve has left long before the drain's own end.
+        await stalled.close()
+
+
+async def test_an_upstream_held_back_is_read_to_its_answer_when_the_client_leaves(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(websocket, "_CLOSE_SECONDS", 60.0)
+    full, ended = asyncio.Event(), asyncio.Event()
+
+    async def handler(connection: Connection) -> None:
+        await until_full(connection)
+        full.set()
+        assert (await read_frame(connection))[0] == CLOSE
+        await connection.write(close_frame(1000))
+        await connection.rest()
+        ended.set()
+
+    async with RawUpstream(handler) as raw, proxy(comfy_url=raw.url) as bound:
+        stalled = await raw_client(bound.comfy_url)
+        stalled.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        await asyncio.wait_for(full.wait(), WATCHDOG)
+        stalled.writer.transport.abort()
+        await asyncio.wait_for(ended.wait(), WATCHDOG)
         await stalled.close()
 
 

@@ -84,9 +84,9 @@ class Guarded:
         if self.place is not None or not client or not server:
             return self.place
         family = socket.AF_INET6 if ":" in server[0] else socket.AF_INET
-        mapped = family == socket.AF_INET6 and ":" not in client[0]
         try:
-            address = socket.inet_pton(family, f"::ffff:{client[0]}" if mapped else client[0])
+            # An IPv4 client of an IPv6 listener comes as `::ffff:` and its address, here and there.
+            address = socket.inet_pton(family, client[0])
             self._client = int(client[1]).to_bytes(2, "big") + address
             self.place = int(family), int(server[1])
         except (OSError, ValueError):
