@@ -61,6 +61,10 @@ class FakeComfy(FaultyFake, ComfySimulator):
             return web.json_response({"queue_running": [], "queue_pending": []})
         return await super().queue(request)
 
+    async def preview(self, image: bytes, client_id: str) -> None:
+        """Send an image of any size to a websocket, in one frame."""
+        self.sockets.preview(image, client_id)
+
     async def lose_jobs(self) -> None:
         """Forget every job, as a restart does, and go on listening."""
         await self.jobs.stop()

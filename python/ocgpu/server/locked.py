@@ -31,7 +31,7 @@ from ocgpu.server.relay.client import HttpUpstream
 from ocgpu.server.relay.headers import response_headers
 from ocgpu.server.relay.http import Outgoing, StalledClientError, relay_http
 from ocgpu.server.relay.upstream import UpstreamError
-from ocgpu.server.relay.watch import DisconnectWatch
+from ocgpu.server.relay.watch import DisconnectWatch, hang_up
 from ocgpu.server.upload import read_body
 from ocgpu.server.wait_stream import Form, WaitStream, form_of
 
@@ -86,12 +86,12 @@ class LockedRoute:
                 await relay_http(scope, receive, send, self._upstream, outgoing)
             elif kind is Kind.IMAGE and self._jobs is not None:
                 prompt = Prompt(target_of(scope), headers, body)
-                await self._image(self._jobs, prompt, receive, send, arrived)
+                await self._image(self._jobs, prompt, scope, receive, send, arrived)
             else:
                 outgoing = Outgoing(headers, body, self._stall_timeout)
                 await self._llm(scope, receive, send, outgoing, arrived)
         except ClientGoneError:
-            return
+            await hang_up(send)
         except RefusedError as refusal:
             await _refuse(scope, send, refusal)
         finally:
@@ -107,7 +107,7 @@ class LockedRoute:
             await self._llm_stream(form, scope, receive, send, outgoing, arrived)
             return
         limit = self._waits[Kind.LLM]
-        with _ending_with_client(receive):
+        with _ending_with_client(scope, receive):
             grant = await self._admission.acquire(Kind.LLM, timeout=limit, arrived=arrived)
         with grant:
             await relay_http(scope, receive, send, self._upstream, outgoing)
@@ -126,7 +126,7 @@ class LockedRoute:
         limit = self._waits[Kind.LLM]
         stream.start()
         try:
-            with _ending_with_client(receive):
+            with _ending_with_client(scope, receive):
                 grant = await self._admission.acquire(Kind.LLM, timeout=limit, arrived=arrived)
             with grant:
                 stream.granted()
@@ -135,6 +135,9 @@ class LockedRoute:
                     kept = [h for h in outgoing.headers if h[0] != b"accept-encoding"]
                     outgoing = replace(outgoing, headers=kept)
                 await relay_http(scope, receive, stream.send, self._upstream, outgoing)
+        except ClientGoneError:
+            if not stream.begun:
+                raise
         except RefusedError as refusal:
             with contextlib.suppress(StalledClientError):
                 await _refuse(scope, stream.send, refusal)
@@ -142,11 +145,17 @@ class LockedRoute:
             stream.stop()
 
     async def _image(
-        self, jobs: ImageJobs, prompt: Prompt, receive: Receive, send: Send, arrived: float
+        self,
+        jobs: ImageJobs,
+        prompt: Prompt,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        arrived: float,
     ) -> None:
         limit = self._waits[Kind.IMAGE]
         try:
-            with _ending_with_client(receive):
+            with _ending_with_client(scope, receive):
                 grant = await self._admission.acquire(Kind.IMAGE, timeout=limit, arrived=arrived)
                 reply = await jobs.post(grant, prompt)
         except UpstreamError as error:
@@ -157,7 +166,7 @@ class LockedRoute:
 
 
 @contextlib.contextmanager
-def _ending_with_client(receive: Receive) -> Iterator[None]:
+def _ending_with_client(scope: Scope, receive: Receive) -> Iterator[None]:
     """Cancel what is done inside when the client leaves.
 
     Raises:
@@ -166,7 +175,7 @@ def _ending_with_client(receive: Receive) -> Iterator[None]:
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("a request outside of a task")
-    watch = DisconnectWatch(receive, task)
+    watch = DisconnectWatch(receive, task, scope)
     watch.arm()
     try:
         yield

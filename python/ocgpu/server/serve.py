@@ -288,8 +288,7 @@ class _Server:
         special: dict[str, App],
     ) -> EngineListener:
         settings = self._settings
-        websockets = WebsocketRelay(upstream.url, settings.connect_timeout)
-        self._closers.append(websockets.close)
+        websockets = WebsocketRelay(upstream.address, settings.connect_timeout)
         locked = LockedRoute(
             self._admission,
             engine,

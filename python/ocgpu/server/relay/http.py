@@ -22,7 +22,7 @@ from ocgpu.server.relay.client import HttpUpstream
 from ocgpu.server.relay.connection import Connection
 from ocgpu.server.relay.headers import response_headers
 from ocgpu.server.relay.upstream import BrokenResponseError, UpstreamError
-from ocgpu.server.relay.watch import DisconnectWatch
+from ocgpu.server.relay.watch import DisconnectWatch, hang_up
 
 __all__ = ["Ending", "Outgoing", "StalledClientError", "relay_http"]
 
@@ -92,7 +92,7 @@ async def relay_http(
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("relay outside of a task")
-    watch = watch or DisconnectWatch(receive, task)
+    watch = watch or DisconnectWatch(receive, task, scope)
     connection: Connection | None = None
     try:
         data = await _request_body(scope, receive, outgoing, watch)
@@ -106,16 +106,23 @@ async def relay_http(
         await send_error(send, 502, "upstream", str(error))
         return Ending.REFUSED
     except (ClientGoneError, StalledClientError):
-        return Ending.CLIENT_GONE
+        return await _left(send, connection)
     except asyncio.CancelledError:
         if not watch.gone:
             raise
-        return Ending.CLIENT_GONE
+        return await _left(send, connection)
     finally:
         watch.stop()
         if connection is not None:
             upstream.release(connection)
     return Ending.DONE
+
+
+async def _left(send: Send, connection: Connection | None) -> Ending:
+    """End the connection of a client that left; an answer that has begun stays without its end."""
+    if connection is None:
+        await hang_up(send)
+    return Ending.CLIENT_GONE
 
 
 async def _send_response(
