@@ -9,6 +9,7 @@ import aiohttp
 import pytest
 
 from ocgpu.server.relay import websocket
+from ocgpu.server.relay.address import Address
 from ocgpu.server.relay.asgi import Message, Scope
 from ocgpu.server.relay.websocket import WebsocketRelay
 from tests.server.inloop import WATCHDOG, Connection, RawUpstream, proxy, read_head
@@ -317,7 +318,7 @@ async def test_a_drain_during_the_accept_waits_for_it_and_then_closes() -> None:
         sent.append(message)
 
     async with RawUpstream(handler) as raw:
-        relay = WebsocketRelay(raw.url, 5.0)
+        relay = WebsocketRelay(Address.parse(raw.url), 5.0)
         task = asyncio.ensure_future(relay.relay(scope, receive, send, [(b"host", b"a")]))
         await accepting.wait()
         task.cancel()
