@@ -23,7 +23,8 @@ class Script:
 
     Attributes:
         calls: `METHOD path` in order.
-        queue: Ids that run.
+        queue: Ids that run once a prompt was posted.
+        foreign: Ids that run from the start, for they never came through us.
         history: Entries by id.
         models: What `/api/ps` lists.
         prompt: The whole answer to `/prompt`; None cuts the connection.
@@ -33,6 +34,7 @@ class Script:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.queue: list[str] = []
+        self.foreign: list[str] = []
         self.history: dict[str, dict] = {}
         self.models: list[str] = []
         self.prompt: bytes | None = answer(b'{"prompt_id":"a"}')
@@ -57,8 +59,11 @@ class Script:
     def answer(self, name: str, body: bytes) -> bytes | None:
         if name == "POST /prompt":
             return self.prompt
+        if name.startswith("GET /api/jobs"):
+            return answer(b"", b"404 Not Found")
         if name == "GET /queue":
-            running = [[0, number, {}, {}, []] for number in self.queue]
+            ours = self.queue if self.count("POST /prompt") else []
+            running = [[0, number, {}, {}, []] for number in (*self.foreign, *ours)]
             return answer(json.dumps({"queue_running": running, "queue_pending": []}).encode())
         if name.startswith("GET /history/"):
             return answer(json.dumps(self.history).encode())
@@ -79,7 +84,7 @@ class Script:
 
     def end(self, prompt_id: str, **status: object) -> None:
         """End a job as ComfyUI would."""
-        self.queue.remove(prompt_id)
+        (self.foreign if prompt_id in self.foreign else self.queue).remove(prompt_id)
         done = {"status_str": "success", "completed": True, "messages": []}
         self.history[prompt_id] = {"status": {**done, **status}}
 

@@ -5,29 +5,28 @@ ComfyUI, the job goes on whether the client stays or not, because the card is in
 """
 
 import asyncio
-import contextlib
 import logging
-import time
-import zlib
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from ocgpu.server.admission import Admission, Grant
 from ocgpu.server.arbiter import Kind, State
-from ocgpu.server.engines.comfyui import ComfyUI, JobResult
+from ocgpu.server.comfy_jobs import ComfyJobs
+from ocgpu.server.engines.comfy_documents import read_prompt_id
+from ocgpu.server.engines.comfyui import ComfyUI
 from ocgpu.server.engines.ollama import Ollama
 from ocgpu.server.metrics import Metrics
-from ocgpu.server.relay.asgi import Headers, header
-from ocgpu.server.relay.control import Reply, json_object, read_reply
+from ocgpu.server.relay.asgi import Headers
+from ocgpu.server.relay.control import Reply, read_reply
 from ocgpu.server.relay.upstream import Upstream, UpstreamConnectError, UpstreamError
 
 __all__ = ["ImageJobs", "ImageSettings", "Prompt"]
 
 logger: Final = logging.getLogger("ocgpu.server")
 
-# An answer to `/prompt` is a few hundred bytes; what inflates beyond this is none.
-_ANSWER_MAX: Final = 1 << 20
+# Nobody is served before the start has looked for old jobs: a ComfyUI that hangs is not waited for.
+_ADOPT_SECONDS: Final = 3.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +58,9 @@ class Prompt:
 class ImageJobs:
     """Runs image jobs that hold the lock, each to its end.
 
+    Attributes:
+        queue: The jobs in ComfyUI's queue.
+
     Args:
         admission: Where warming up asks for the lock.
         metrics: Takes results and unload seconds.
@@ -77,6 +79,7 @@ class ImageJobs:
         upstream: Upstream | None,
         settings: ImageSettings,
     ) -> None:
+        self.queue = ComfyJobs(comfyui, metrics, settings.job_timeout, settings.job_timeout_action)
         self._admission = admission
         self._metrics = metrics
         self._ollama = ollama
@@ -110,16 +113,25 @@ class ImageJobs:
             raise
 
     async def adopt(self) -> None:
-        """Wait for jobs that run in ComfyUI from before our start, as if they were our own."""
+        """Take the lock for jobs that run in ComfyUI from before our start, as if they were ours.
+
+        To be awaited before the first request is served: when it returns, the lock is taken, and
+        the jobs are followed in a task of their own.
+        """
+        if self._comfyui is None:
+            return
         try:
-            jobs = await self._comfyui.queue() if self._comfyui is not None else None
-        except UpstreamError:
+            queue = await self._comfyui.queue(timeout=_ADOPT_SECONDS)
+        except UpstreamError as error:
+            logger.debug("no look for old image jobs: %s", error)
             return
-        if jobs is None or not (jobs.running or jobs.pending):
-            return
-        with await self._admission.acquire(Kind.IMAGE) as grant:
+        if queue.ids:
+            self._spawn(self._adopted(await self._admission.acquire(Kind.IMAGE)))
+
+    async def _adopted(self, grant: Grant) -> None:
+        with grant:
             await self.unload_models()
-            await self.follow_strangers()
+            await self.queue.follow_strangers()
             await self.end(grant, None)
 
     async def unload(self) -> dict[str, Any]:
@@ -176,32 +188,6 @@ class ImageJobs:
             grant.release()
         else:
             self._spawn(self.end(grant, None))
-
-    async def follow_strangers(self) -> None:
-        """Wait for every job that ComfyUI knows of, when we do not know which is ours."""
-        if self._comfyui is None:
-            return
-        with contextlib.suppress(UpstreamError):
-            queue = await self._comfyui.queue()
-            for prompt_id in (*queue.running, *queue.pending):
-                logger.info("image job: adopted", extra={"prompt_id": prompt_id})
-                await self.follow(prompt_id)
-
-    async def follow(self, prompt_id: str) -> JobResult:
-        """Wait for the end of a job and count it."""
-        if self._comfyui is None:
-            raise RuntimeError("no ComfyUI to follow a job in")
-        began = time.monotonic()
-        settings = self._settings
-        result = await self._comfyui.follow(
-            prompt_id, settings.job_timeout, settings.job_timeout_action
-        )
-        self._metrics.image_jobs[result] += 1
-        level = logging.INFO if result in (JobResult.DONE, JobResult.ERROR) else logging.WARNING
-        seconds = round(time.monotonic() - began, 3)
-        fields = {"prompt_id": prompt_id, "seconds": seconds}
-        logger.log(level, "image job: %s", result.value, extra=fields)
-        return result
 
     async def send(self, prompt: Prompt) -> Reply:
         """Post a prompt on a connection of its own and read the whole answer.
@@ -279,6 +265,7 @@ class _Job:
         if not self.grant.continued:
             models = await self._jobs.unload_models()
             logger.info("image job: unloaded", extra={"models": models})
+        await self._jobs.queue.wait_for_others()
         self.sent = True
         try:
             reply = await self._jobs.send(self._prompt)
@@ -288,15 +275,21 @@ class _Job:
             # ComfyUI may have queued it and broken off: what it runs now is what we wait for.
             self.dirty = True
             self.fail(error)
-            await self._jobs.follow_strangers()
+            await self._jobs.queue.follow_strangers()
         else:
             self._deliver(reply)
-            if self.prompt_id is not None:
-                self.dirty = True
-                await self._jobs.follow(self.prompt_id)
+            await self._follow(reply)
         if self.dirty:
             await self._jobs.end(self.grant, self.prompt_id)
             self.dirty = False
+
+    async def _follow(self, reply: Reply) -> None:
+        if self.prompt_id is not None:
+            self.dirty = True
+            await self._jobs.queue.follow(self.prompt_id)
+        elif reply.accepted and await self._jobs.queue.follow_strangers(patient=False):
+            # It took something, under a name that we cannot read.
+            self.dirty = True
 
     def fail(self, error: UpstreamError) -> None:
         """Give the client an error, if it has no answer yet."""
@@ -308,26 +301,9 @@ class _Job:
         self._answer.exception()
 
     def _deliver(self, reply: Reply) -> None:
-        self.prompt_id = _prompt_id(reply)
+        self.prompt_id = read_prompt_id(reply)
         phase = "not accepted" if self.prompt_id is None else "accepted"
         fields = {"prompt_id": self.prompt_id, "status": reply.status}
         logger.info("image job: %s", phase, extra=fields)
         if not self._answer.done():
             self._answer.set_result(reply)
-
-
-def _prompt_id(reply: Reply) -> str | None:
-    """Give the id of the job that an answer to `/prompt` announces."""
-    if reply.status != 200:
-        return None
-    body = reply.body
-    if (header(_low(reply.headers), b"content-encoding") or b"identity") in (b"gzip", b"deflate"):
-        # 47: zlib and gzip, told apart by their head.
-        with contextlib.suppress(zlib.error):
-            body = zlib.decompressobj(47).decompress(body, _ANSWER_MAX)
-    prompt_id = (json_object(body) or {}).get("prompt_id")
-    return prompt_id if isinstance(prompt_id, str) else None
-
-
-def _low(headers: Headers) -> Headers:
-    return [(name.lower(), value) for name, value in headers]

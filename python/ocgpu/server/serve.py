@@ -252,12 +252,12 @@ class _Server:
         stop: asyncio.Event,
     ) -> int:
         """Start the listeners, wait for the end, drain."""
+        await self._jobs.adopt()
         apps = self._apps()
         servers = [ListenerServer(apps[name], listener) for name, listener in sockets.items()]
         runs = [asyncio.ensure_future(server.serve()) for server in servers]
         waiting = asyncio.ensure_future(stop.wait())
         self._probes.refresh()
-        self._spawn(self._jobs.adopt())
         addresses = (bound.ollama_url, bound.comfy_url, bound.admin_url)
         for name, url in zip(("ollama", "comfy", "admin"), addresses, strict=True):
             if url is not None:
