@@ -153,7 +153,7 @@ class ImageJobs:
             return []
         done = await self._ollama.unload(self._settings.unload_timeout)
         self._metrics.unload.observe(done.seconds)
-        if not done.empty:
+        if done.timed_out:
             self._metrics.unload_timeouts += 1
         return done.models
 
