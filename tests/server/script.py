@@ -27,6 +27,8 @@ class Script:
         foreign: Ids that run from the start, for they never came through us.
         history: Entries by id.
         models: What `/api/ps` lists.
+        comes: A model that it lists from its second answer on.
+        stuck: Models that it goes on to list.
         prompt: The whole answer to `/prompt`; None cuts the connection.
         gates: A call of that name is held until its event is set.
     """
@@ -37,6 +39,8 @@ class Script:
         self.foreign: list[str] = []
         self.history: dict[str, dict] = {}
         self.models: list[str] = []
+        self.comes: str | None = None
+        self.stuck: list[str] = []
         self.prompt: bytes | None = answer(b'{"prompt_id":"a"}')
         self.gates: dict[str, asyncio.Event] = {}
 
@@ -68,9 +72,13 @@ class Script:
         if name.startswith("GET /history/"):
             return answer(json.dumps(self.history).encode())
         if name == "GET /api/ps":
-            return answer(json.dumps({"models": [{"name": name} for name in self.models]}).encode())
+            names = [{"name": name} for name in (*self.models, *self.stuck)]
+            if self.comes is not None:
+                self.models, self.comes = [*self.models, self.comes], None
+            return answer(json.dumps({"models": names}).encode())
         if name == "POST /api/generate" and json.loads(body).get("keep_alive") == 0:
-            self.models.remove(json.loads(body)["model"])
+            told = json.loads(body)["model"]
+            self.models = [name for name in self.models if name != told]
         return answer(b"{}")
 
     def count(self, name: str) -> int:

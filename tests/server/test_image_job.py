@@ -346,7 +346,7 @@ async def test_an_engine_that_is_down_does_not_hold_an_image_up(script: Script, 
     async with RawUpstream(script) as gone:
         url = gone.url
     dead = AiohttpUpstream(url, 1.0)
-    bench.jobs._ollama = Ollama(Control(dead))
+    bench.jobs.card._ollama = Ollama(Control(dead))
 
     await bench.post()
 
@@ -357,12 +357,7 @@ async def test_an_engine_that_is_down_does_not_hold_an_image_up(script: Script, 
 
 async def test_models_that_stay_do_not_hold_an_image_up(script: Script, make: Make) -> None:
     bench = make(unload_timeout=0.1)
-    script.models = ["m"]
-    script.answer = lambda name, body: (
-        answer(b'{"models":[{"name":"m"}]}')
-        if name == "GET /api/ps"
-        else Script.answer(script, name, body if name == "POST /prompt" else b"{}")
-    )
+    script.stuck = ["m"]
 
     await bench.post()
 

@@ -16,6 +16,7 @@ from ocgpu.server.comfy_jobs import ComfyJobs
 from ocgpu.server.engines.comfy_documents import read_prompt_id
 from ocgpu.server.engines.comfyui import ComfyUI
 from ocgpu.server.engines.ollama import Ollama
+from ocgpu.server.freeing import Freeing
 from ocgpu.server.metrics import Metrics
 from ocgpu.server.relay.asgi import Headers
 from ocgpu.server.relay.control import Reply, read_reply
@@ -38,12 +39,14 @@ class ImageSettings:
         job_timeout: For the job, from ComfyUI's answer on.
         job_timeout_action: What becomes of a job that is still there after that.
         warm_model: Model to load after an image job; "" is none.
+        settle_timeout: For the memory to be back after an engine has freed it; 0 is no wait.
     """
 
     unload_timeout: float
     job_timeout: float
     job_timeout_action: Literal["release", "interrupt"]
     warm_model: str
+    settle_timeout: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,7 @@ class ImageJobs:
 
     Attributes:
         queue: The jobs in ComfyUI's queue.
+        card: Frees the card of either engine.
 
     Args:
         admission: Where warming up asks for the lock.
@@ -80,8 +84,14 @@ class ImageJobs:
         settings: ImageSettings,
     ) -> None:
         self.queue = ComfyJobs(comfyui, metrics, settings.job_timeout, settings.job_timeout_action)
+        self.card = Freeing(
+            ollama,
+            comfyui,
+            metrics,
+            unload_timeout=settings.unload_timeout,
+            settle_timeout=settings.settle_timeout,
+        )
         self._admission = admission
-        self._metrics = metrics
         self._ollama = ollama
         self._comfyui = comfyui
         self._upstream = upstream
@@ -130,7 +140,7 @@ class ImageJobs:
 
     async def _adopted(self, grant: Grant) -> None:
         with grant:
-            await self.unload_models()
+            await self.card.unload_models()
             await self.queue.follow_strangers()
             await self.end(grant, None)
 
@@ -143,19 +153,9 @@ class ImageJobs:
         timeout = self._settings.unload_timeout
         grant = await self._admission.acquire(Kind.IMAGE, timeout=timeout)
         with grant:
-            models = await self.unload_models()
-            freed = await self._comfyui.free() if self._comfyui is not None else None
+            models = await self.card.unload_models()
+            freed = await self.card.free_images()
         return {"unloaded": models, "comfyui_freed": freed}
-
-    async def unload_models(self) -> list[str]:
-        """Take Ollama's models off the card; give their names."""
-        if self._ollama is None:
-            return []
-        done = await self._ollama.unload(self._settings.unload_timeout)
-        self._metrics.unload.observe(done.seconds)
-        if done.timed_out:
-            self._metrics.unload_timeouts += 1
-        return done.models
 
     async def close(self) -> None:
         """End all jobs' tasks; the jobs themselves go on in ComfyUI."""
@@ -215,9 +215,8 @@ class ImageJobs:
             logger.info("image job: handed over to the next", extra=fields)
             return
         try:
-            if self._comfyui is not None:
-                freed = await self._comfyui.free()
-                logger.info("image job: %s", "freed" if freed else "not freed", extra=fields)
+            freed = await self.card.free_images()
+            logger.info("image job: %s", "freed" if freed else "not freed", extra=fields)
         finally:
             grant.release()
         if self._settings.warm_model and self._ollama is not None:
@@ -263,7 +262,7 @@ class _Job:
     async def run(self) -> None:
         """Take the job through its phases."""
         if not self.grant.continued:
-            models = await self._jobs.unload_models()
+            models = await self._jobs.card.unload_models()
             logger.info("image job: unloaded", extra={"models": models})
         await self._jobs.queue.wait_for_others()
         self.sent = True

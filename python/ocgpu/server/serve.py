@@ -229,6 +229,7 @@ class _Server:
                 settings.job_timeout,
                 settings.job_timeout_action,
                 settings.warm_model,
+                settings.settle_timeout,
             ),
         )
         self._probes = Probes(self._engines())

@@ -47,12 +47,16 @@ class UnreadableError(UpstreamError):
 class ComfyUI:
     """One ComfyUI behind the proxy.
 
+    Attributes:
+        kept_bytes: What its process keeps of the card whatever it frees: a CUDA context.
+
     Args:
         control: Calls to it.
     """
 
     name: Final = "comfyui"
     routes: Final = ROUTES
+    kept_bytes: Final = 512 << 20
 
     def __init__(self, control: Control) -> None:
         self._control = control

@@ -79,6 +79,11 @@ class Ollama:
         self._is_llama_server: bool | None = None
         self._listless = False
 
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self._control.upstream.url
+
     def headers(self, headers: Headers) -> Headers:
         """Put the upstream's Host in; drop an Origin that is our own listener's.
 
