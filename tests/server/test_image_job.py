@@ -314,33 +314,6 @@ async def test_a_start_before_an_idle_comfyui_takes_no_lock(make: Make) -> None:
     assert not bench.admission.transitions
 
 
-async def test_the_warm_model_is_loaded_when_nobody_wants_the_card(
-    script: Script, make: Make
-) -> None:
-    bench = make(warm_model="m")
-
-    await bench.post()
-
-    await script.reached("POST /api/generate")
-    assert script.calls.index("POST /free") < script.calls.index("POST /api/generate")
-    await bench.idle()
-
-
-async def test_the_warm_model_waits_for_nobody(script: Script, make: Make) -> None:
-    bench = make(warm_model="m", batch=0)
-    script.queue = ["a"]
-    await bench.post()
-    chat = asyncio.ensure_future(bench.admission.acquire(Kind.LLM))
-    await asyncio.sleep(0)
-
-    script.end("a")
-    grant = await chat
-    await asyncio.sleep(0.05)
-
-    assert "POST /api/generate" not in script.calls
-    grant.release()
-
-
 async def test_an_engine_that_is_down_does_not_hold_an_image_up(script: Script, make: Make) -> None:
     bench = make()
     async with RawUpstream(script) as gone:

@@ -158,8 +158,9 @@ async def test_a_model_in_use_past_the_proxy_is_told_again_and_then_left(
 
 
 async def test_models_that_come_or_come_back_during_the_unload_leave_too(
-    engines: Engines, ollama: Ollama
+    engines: Engines, ollama: Ollama, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(ollama_unload, "_AGAIN_SECONDS", 1000.0)
     token = engines.ollama.hold_token(1)
     with OpenCall("POST", f"{engines.ollama.url}/api/generate", {"model": LLAMA, "prompt": "x"}):
         token.wait_reached()
@@ -176,8 +177,11 @@ async def test_models_that_come_or_come_back_during_the_unload_leave_too(
     assert len(engines.record.calls(f"unload {QWEN}")) == 2
 
 
-async def test_a_list_that_blocks_for_a_while_is_asked_again(
-    engines: Engines, ollama: Ollama, monkeypatch: pytest.MonkeyPatch
+async def test_a_list_that_blocks_for_a_while_is_asked_again_and_told_once(
+    engines: Engines,
+    ollama: Ollama,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(ollama_unload, "_CALL_MAX_SECONDS", 0.1)
     load(engines, LLAMA)
@@ -189,8 +193,9 @@ async def test_a_list_that_blocks_for_a_while_is_asked_again(
 
     engines.ollama.ps_gate.open()
 
-    assert await unloading == ([LLAMA], False, (await unloading).seconds)
-    assert listed(engines) == []
+    done = await unloading
+    assert (done.models, done.timed_out, listed(engines)) == ([LLAMA], False, [])
+    assert sum(r.levelno == logging.WARNING for r in caplog.records) == 1
 
 
 async def test_a_command_that_blocks_is_not_repeated_at_once(

@@ -7,6 +7,7 @@ queue behind them, with its own time-out running.
 import contextlib
 import logging
 import time
+from collections.abc import Sequence
 from typing import Final, Literal
 
 from ocgpu.server.engines.comfy_documents import JobResult, Queue
@@ -83,10 +84,14 @@ class ComfyJobs:
             with contextlib.suppress(UpstreamError):
                 queue = await self._comfyui.queue()
         found = [] if queue is None else self._strangers(queue)
-        for prompt_id in found:
+        await self.follow_all(found)
+        return bool(found)
+
+    async def follow_all(self, prompt_ids: Sequence[str]) -> None:
+        """Wait for the end of jobs that we did not send, or do not know that we did."""
+        for prompt_id in prompt_ids:
             logger.info("image job: adopted", extra={"prompt_id": prompt_id})
             await self.follow(prompt_id)
-        return bool(found)
 
     def _strangers(self, queue: Queue) -> list[str]:
         """Give the jobs of a queue that are worth waiting for: not those that outlasted a wait."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from ocgpu.server.admission import Admission, Grant
-from ocgpu.server.arbiter import Kind, State
+from ocgpu.server.arbiter import Kind
 from ocgpu.server.comfy_jobs import ComfyJobs
-from ocgpu.server.engines.comfy_documents import read_prompt_id
+from ocgpu.server.engines.comfy_documents import Queue, read_prompt_id
 from ocgpu.server.engines.comfyui import ComfyUI
 from ocgpu.server.engines.ollama import Ollama
 from ocgpu.server.freeing import Freeing
@@ -21,13 +21,16 @@ from ocgpu.server.metrics import Metrics
 from ocgpu.server.relay.asgi import Headers
 from ocgpu.server.relay.control import Reply, read_reply
 from ocgpu.server.relay.upstream import Upstream, UpstreamConnectError, UpstreamError
+from ocgpu.server.warm_up import warm_up
 
 __all__ = ["ImageJobs", "ImageSettings", "Prompt"]
 
 logger: Final = logging.getLogger("ocgpu.server")
 
-# Nobody is served before the start has looked for old jobs: a ComfyUI that hangs is not waited for.
-_ADOPT_SECONDS: Final = 3.0
+# A ComfyUI that answers does so within this; before it, no listener is open.
+_GLANCE_SECONDS: Final = 0.2
+# One that loads a checkpoint is silent for seconds; the first requests wait for it as long.
+_ADOPT_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,24 +128,31 @@ class ImageJobs:
     async def adopt(self) -> None:
         """Take the lock for jobs that run in ComfyUI from before our start, as if they were ours.
 
-        To be awaited before the first request is served: when it returns, the lock is taken, and
-        the jobs are followed in a task of their own.
+        To be awaited before the first request is served: when it returns, the lock is taken, unless
+        ComfyUI has no job. The rest is done by a task.
         """
         if self._comfyui is None:
             return
+        look = asyncio.ensure_future(self._comfyui.queue(timeout=_ADOPT_SECONDS))
         try:
-            queue = await self._comfyui.queue(timeout=_ADOPT_SECONDS)
-        except UpstreamError as error:
-            logger.debug("no look for old image jobs: %s", error)
-            return
-        if queue.ids:
-            self._spawn(self._adopted(await self._admission.acquire(Kind.IMAGE)))
+            await asyncio.wait((look,), timeout=_GLANCE_SECONDS)
+        except asyncio.CancelledError:
+            look.cancel()
+            raise
+        if not look.done() or (look.exception() is None and look.result().ids):
+            self._spawn(self._adopted(await self._admission.acquire(Kind.IMAGE), look))
 
-    async def _adopted(self, grant: Grant) -> None:
+    async def _adopted(self, grant: Grant, look: "asyncio.Future[Queue]") -> None:
         with grant:
-            await self.card.unload_models()
-            await self.queue.follow_strangers()
-            await self.end(grant, None)
+            try:
+                jobs = (await look).ids
+            except UpstreamError as error:
+                logger.warning("no look for old image jobs: %s", error)
+                return
+            if jobs:
+                await self.card.unload_models()
+                await self.queue.follow_all(jobs)
+                await self.end(grant, None)
 
     async def unload(self) -> dict[str, Any]:
         """Evict everything from the card, under the lock; wait for what runs to end first.
@@ -220,21 +230,8 @@ class ImageJobs:
         finally:
             grant.release()
         if self._settings.warm_model and self._ollama is not None:
-            self._spawn(self._warm(self._ollama))
-
-    async def _warm(self, ollama: Ollama) -> None:
-        """Load the warm model, as an LLM request of our own, if nobody else wants the card."""
-        counts = self._admission.counts
-        if counts.state is not State.IDLE or self._admission.closed:
-            return
-        model = self._settings.warm_model
-        with await self._admission.acquire(Kind.LLM):
-            try:
-                loaded = await ollama.warm(model)
-            except UpstreamError as error:
-                logger.warning("warm model: %s", error, extra={"model": model})
-                return
-        logger.info("warm model: %s", "loaded" if loaded else "refused", extra={"model": model})
+            model = self._settings.warm_model
+            self._spawn(warm_up(self._admission, self._ollama, model))
 
 
 class _Job:

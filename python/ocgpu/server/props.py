@@ -3,6 +3,7 @@
 llama-server answers `/props`, Ollama does not; dashboards of the fleet read the block either way.
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -19,8 +20,10 @@ from ocgpu.server.relay.asgi import (
     send_whole,
     target_of,
 )
+from ocgpu.server.relay.control import Reply, read_reply
 from ocgpu.server.relay.headers import forwarded, request_headers, response_headers
 from ocgpu.server.relay.upstream import Upstream, UpstreamError
+from ocgpu.server.relay.watch import DisconnectWatch
 
 __all__ = ["Props"]
 
@@ -42,27 +45,38 @@ class Props:
         self._gpu_share = gpu_share
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
-        headers = self._engine.headers(forwarded(request_headers(scope["headers"]), scope))
-        # Merging needs the plain document.
-        headers = [h for h in headers if h[0] != b"accept-encoding"]
+        """Serve one request; one whose client leaves is ended upstream as well."""
+        task = asyncio.current_task()
+        if task is None:
+            raise RuntimeError("a request outside of a task")
+        watch = DisconnectWatch(receive, task)
+        watch.arm()
         try:
-            async with self._upstream.request(
-                "GET", target_of(scope), headers, None, fresh=False
-            ) as response:
-                parts = []
-                while piece := await response.read():
-                    parts.append(piece)
+            reply = await self._ask(scope)
         except UpstreamError as error:
             await send_error(send, 502, "upstream", str(error))
             return
-        body = b"".join(parts)
-        if response.status == 404:
+        except asyncio.CancelledError:
+            if not watch.gone:
+                raise
+            return
+        finally:
+            watch.stop()
+        if reply.status == 404:
             await send_json(send, 200, {"opencoti": {"gpu_share": self._gpu_share()}})
             return
-        merged = _merged(body, self._gpu_share) if response.status == 200 else None
-        answer = body if merged is None else merged
-        await send_whole(send, response.status, _without_length(response.headers), answer)
+        merged = _merged(reply.body, self._gpu_share) if reply.status == 200 else None
+        answer = reply.body if merged is None else merged
+        await send_whole(send, reply.status, _without_length(reply.headers), answer)
+
+    async def _ask(self, scope: Scope) -> Reply:
+        headers = self._engine.headers(forwarded(request_headers(scope["headers"]), scope))
+        # Merging needs the plain document.
+        headers = [h for h in headers if h[0] != b"accept-encoding"]
+        async with self._upstream.request(
+            "GET", target_of(scope), headers, None, fresh=False
+        ) as response:
+            return await read_reply(response)
 
 
 def _merged(body: bytes, gpu_share: Callable[[], dict[str, Any]]) -> bytes | None:

@@ -253,12 +253,12 @@ class _Server:
         stop: asyncio.Event,
     ) -> int:
         """Start the listeners, wait for the end, drain."""
+        self._probes.refresh()
         await self._jobs.adopt()
         apps = self._apps()
         servers = [ListenerServer(apps[name], listener) for name, listener in sockets.items()]
         runs = [asyncio.ensure_future(server.serve()) for server in servers]
         waiting = asyncio.ensure_future(stop.wait())
-        self._probes.refresh()
         addresses = (bound.ollama_url, bound.comfy_url, bound.admin_url)
         for name, url in zip(("ollama", "comfy", "admin"), addresses, strict=True):
             if url is not None:
