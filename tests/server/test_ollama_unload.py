@@ -167,6 +167,8 @@ async def test_models_that_come_or_come_back_during_the_unload_leave_too(
         load(engines, QWEN)
         unloading = asyncio.ensure_future(ollama.unload(10.0))
         await until(lambda: listed(engines) == [LLAMA])
+        looks = len(engines.record.calls("GET /api/ps"))
+        await until(lambda: len(engines.record.calls("GET /api/ps")) > looks + 1)
 
         await asyncio.to_thread(load, engines, QWEN, NOMIC)
 

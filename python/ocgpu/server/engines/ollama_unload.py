@@ -26,7 +26,7 @@ _POLL_SECONDS: Final = (0.05, 0.1, 0.2, 0.5)
 _CALL_MIN_SECONDS: Final = 2.0
 _CALL_MAX_SECONDS: Final = 10.0
 # A request that came meanwhile, past the proxy, may have given a model its time back.
-_AGAIN_SECONDS: Final = 5.0
+_AGAIN_SECONDS: Final = 2.0
 
 
 class NoModelListError(UpstreamError):
@@ -142,7 +142,7 @@ class _Unload:
     async def _tell(self, model: str) -> None:
         self.models[model] = None
         self._told_at[model] = time.monotonic()
-        # One that gets no answer in time waits for Ollama's lock and is taken as soon as that is free.
+        # Without an answer in time it waits for Ollama's lock, and is taken when that is free.
         status = await self._post("/api/generate", {"model": model, "keep_alive": 0})
         if status < 300 or status == 404:
             return
