@@ -124,7 +124,7 @@ async def test_it_waits_until_the_worker_of_the_engine_has_freed_its_memory(
     settling = await begin()
     waiting = asyncio.ensure_future(settling.wait(told=True))
     await still_waits(waiting, nvml)
-    holds(nvml, local.worker, GIB // 2, 0)
+    holds(nvml, local.worker, 5 * GIB, 0)
     await still_waits(waiting, nvml)
 
     holds(nvml, local.worker, 300 * MIB, 0)
