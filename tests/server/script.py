@@ -29,6 +29,7 @@ class Script:
         models: What `/api/ps` lists.
         comes: A model that it lists from its second answer on.
         stuck: Models that it goes on to list.
+        listless: It is no Ollama and has no list.
         prompt: The whole answer to `/prompt`; None cuts the connection.
         gates: A call of that name is held until its event is set.
     """
@@ -41,6 +42,7 @@ class Script:
         self.models: list[str] = []
         self.comes: str | None = None
         self.stuck: list[str] = []
+        self.listless = False
         self.prompt: bytes | None = answer(b'{"prompt_id":"a"}')
         self.gates: dict[str, asyncio.Event] = {}
 
@@ -71,6 +73,8 @@ class Script:
             return answer(json.dumps({"queue_running": running, "queue_pending": []}).encode())
         if name.startswith("GET /history/"):
             return answer(json.dumps(self.history).encode())
+        if name == "GET /api/ps" and self.listless:
+            return answer(b"", b"404 Not Found")
         if name == "GET /api/ps":
             names = [{"name": name} for name in (*self.models, *self.stuck)]
             if self.comes is not None:

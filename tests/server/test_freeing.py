@@ -144,3 +144,18 @@ async def test_models_that_stay_are_not_waited_for_a_second_time(
     assert bench.metrics.unload_timeouts == 1
     nvml.cards[0].computing = []
     await bench.idle()
+
+
+async def test_an_engine_without_a_list_keeps_its_memory_and_is_not_waited_for(
+    script: Script, make: Make, nvml: FakeNvml
+) -> None:
+    bench = make(settle_timeout=15.0)
+    nvml.cards[0].computing = [Process(os.getpid(), 5 * GIB)]
+    script.listless = True
+
+    async with asyncio.timeout(10):
+        await bench.post()
+
+    assert bench.metrics.unload_timeouts == 0
+    nvml.cards[0].computing = []
+    await bench.idle()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ipaddress
+import itertools
 import os
 import socket
 import subprocess
@@ -17,7 +18,7 @@ from ocgpu.server import engine_processes, settle
 from ocgpu.server.engine_processes import is_descendant, listening_pids, local_addresses
 from ocgpu.server.metrics import Metrics
 from ocgpu.server.settle import Fall, Settler, Settling
-from tests.fakes.nvml import GIB, FakeNvml, Process, three_gpus
+from tests.fakes.nvml import GIB, Card, FakeNvml, Process, three_gpus
 from tests.waiting import wait_until
 
 MIB = 1 << 20
@@ -161,6 +162,25 @@ async def test_memory_that_stays_is_told_and_held_for_the_time_out_only(
     warning = caplog.records[-1].__dict__
     assert warning["message"] == "memory was not freed, going on"
     assert (warning["before_mib"], warning["after_mib"]) == (6 * 1024, 6 * 1024)
+
+
+async def test_memory_that_never_rests_is_held_for_the_time_out_only(
+    local: LocalEngine,
+    nvml: FakeNvml,
+    begin: Callable[..., object],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    holds(nvml, local.worker, 6 * GIB)
+    settling = await begin(timeout=0.6)
+    sizes = itertools.cycle((1 * GIB, 2 * GIB))
+
+    def restless(card: Card) -> list[Process]:
+        return [Process(local.worker, next(sizes))] if card is nvml.cards[0] else []
+
+    monkeypatch.setattr(nvml, "nvmlDeviceGetComputeRunningProcesses", restless)
+
+    async with asyncio.timeout(10):
+        await settling.wait(told=True)
 
 
 async def test_what_an_engine_keeps_is_waited_for_until_it_rests(

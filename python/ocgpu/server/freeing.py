@@ -50,9 +50,9 @@ class Freeing:
                 done = await self._ollama.unload(max(self._unload_timeout - seconds, 0.0))
                 models += done.models
                 seconds += done.seconds
-                # A model that is being loaded is not listed and holds memory: once it is loaded,
-                # it is listed.
-                if done.timed_out or await settling.wait(told=bool(models)):
+                # Without an empty list there is nothing to be freed. With one, memory that stays is
+                # that of a model which is being loaded: once it is loaded, it is listed.
+                if not done.empty or await settling.wait(told=bool(models)):
                     break
         finally:
             settling.close()

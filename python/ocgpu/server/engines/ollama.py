@@ -160,7 +160,7 @@ class Ollama:
             if not self._listless:
                 self._listless = True
                 logger.warning("%s: nothing there is unloaded for images", error)
-            return Unloaded([], timed_out=False, seconds=0.0)
+            return Unloaded([], empty=False, timed_out=False, seconds=0.0)
 
     async def warm(self, model: str) -> bool:
         """Load a model and keep it."""

@@ -38,11 +38,13 @@ class Unloaded(NamedTuple):
 
     Attributes:
         models: Names of the models that were told to go.
+        empty: Whether the list was seen empty.
         timed_out: Whether one was still listed, or no list came, when the time was over.
         seconds: How long it took.
     """
 
     models: list[str]
+    empty: bool
     timed_out: bool
     seconds: float
 
@@ -79,11 +81,12 @@ async def unload(control: Control, timeout: float) -> Unloaded:
     """
     began = time.monotonic()
     work = _Unload(control, began + timeout)
-    timed_out = False
+    empty = timed_out = False
     looks = 0
     while not timed_out:
         try:
-            if not await work.step():
+            empty = not await work.step()
+            if empty:
                 break
         except UpstreamConnectError as error:
             logger.warning("ollama unreachable, going on without: %s", error)
@@ -100,7 +103,7 @@ async def unload(control: Control, timeout: float) -> Unloaded:
     if timed_out:
         fields = {"models": work.listed}
         logger.warning("models still loaded after %gs, going on", timeout, extra=fields)
-    return Unloaded(list(work.models), timed_out, time.monotonic() - began)
+    return Unloaded(list(work.models), empty, timed_out, time.monotonic() - began)
 
 
 class _Unload:
