@@ -5,7 +5,6 @@ import contextlib
 import ipaddress
 import itertools
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -333,9 +332,19 @@ def test_a_port_of_another_address_is_not_ours(local: LocalEngine) -> None:
     assert listening_pids([ipaddress.ip_address("127.0.0.2")], local.port) == frozenset()
 
 
-def test_only_a_listener_counts_and_not_who_is_connected(local: LocalEngine) -> None:
-    with socket.create_connection(("127.0.0.1", local.port)):
-        assert listening_pids(local_addresses("127.0.0.1"), local.port) == {local.pid}
+def test_only_a_listener_counts_and_not_who_holds_a_connection(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = "0100007F:2CAA"
+    lines = ["sl local rem st", f"0: {place} 0: 01 0 0 0 0 0 5", f"1: {place} 0: 0A 0 0 0 0 0 6"]
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "tcp").write_text("\n".join(lines))
+    for pid, inode in ((50, 5), (60, 6)):
+        (tmp_path / str(pid) / "fd").mkdir(parents=True)
+        (tmp_path / str(pid) / "fd" / "3").symlink_to(f"socket:[{inode}]")
+    monkeypatch.setattr(engine_processes, "_PROC", tmp_path)
+
+    assert listening_pids(local_addresses("127.0.0.1"), 0x2CAA) == {60}
 
 
 def test_a_process_with_any_name_has_a_parent(
