@@ -56,6 +56,7 @@ async def test_readers_in_quick_succession_ask_the_engines_nothing(
     engines: Engines, probes: Probes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = probes._task
+    await until(lambda: last.done())
     for _ in range(100):
         probes.documents()
     assert probes._task is last
