@@ -159,3 +159,13 @@ async def test_an_engine_without_a_list_keeps_its_memory_and_is_not_waited_for(
     assert bench.metrics.unload_timeouts == 0
     nvml.cards[0].computing = []
     await bench.idle()
+
+
+async def test_a_comfyui_that_holds_its_context_only_is_not_waited_for(
+    make: Make, nvml: FakeNvml
+) -> None:
+    bench = make(settle_timeout=15.0)
+    nvml.cards[0].computing = [Process(os.getpid(), 450 << 20)]
+
+    async with asyncio.timeout(5):
+        assert await bench.jobs.card.free_images()
