@@ -243,7 +243,9 @@ async def test_a_comfyui_that_takes_long_to_answer_is_not_given_up(
     monkeypatch.setattr(engine, "_CALL_SECONDS", 0.05)
     nodes = engines.comfy.hold_jobs()
     prompt_id = queue_job(engines)
-    engines.comfy.fail("GET /api/jobs", stall(Gate()) if how == "silent" else answer(504))
+    fault = stall(Gate()) if how == "silent" else answer(504)
+    for name in ("GET /api/jobs", "GET /queue", "GET /history/*"):
+        engines.comfy.fail(name, fault)
     following_it = asyncio.ensure_future(follow(comfyui, prompt_id, PATIENCE, "release"))
     await until(lambda: looks(engines) > 3)
     assert not following_it.done()
