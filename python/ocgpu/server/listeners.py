@@ -24,9 +24,9 @@ from ocgpu.server.drain import Requests, refuse
 from ocgpu.server.engines.engine import Engine
 from ocgpu.server.guard import is_foreign_page, malformed, turn_away
 from ocgpu.server.locked import LockedRoute
+from ocgpu.server.outgoing import OutgoingHeaders
 from ocgpu.server.relay.asgi import App, Receive, Scope, Send, send_error
 from ocgpu.server.relay.client import HttpUpstream
-from ocgpu.server.relay.headers import forwarded, request_headers
 from ocgpu.server.relay.http import Outgoing, relay_http
 from ocgpu.server.relay.websocket import WebsocketRelay
 from ocgpu.server.routes import lookup
@@ -106,8 +106,9 @@ class EngineListener:
     """The ASGI callable of a listener with an engine behind it.
 
     Args:
-        engine: Its routes and its Host rule.
+        engine: Its routes.
         upstream: Its HTTP server.
+        outgoing: Makes a request's headers.
         websockets: Relays websockets to it.
         locked: Serves what needs the card.
         control: The control plane.
@@ -121,6 +122,7 @@ class EngineListener:
         self,
         engine: Engine,
         upstream: HttpUpstream,
+        outgoing: OutgoingHeaders,
         websockets: WebsocketRelay,
         locked: LockedRoute,
         control: App,
@@ -131,6 +133,7 @@ class EngineListener:
     ) -> None:
         self._engine = engine
         self._upstream = upstream
+        self._outgoing = outgoing
         self._websockets = websockets
         self._locked = locked
         self._control = control
@@ -159,7 +162,7 @@ class EngineListener:
         elif method in _REFUSED:
             await send_error(send, 501, "method", f"{method} is not for this server")
         elif scope["type"] == "websocket":
-            await self._websockets.relay(scope, receive, send, self._headers(scope))
+            await self._websockets.relay(scope, receive, send, self._outgoing(scope))
         else:
             await self._relay(scope, receive, send)
 
@@ -173,14 +176,10 @@ class EngineListener:
         else:
             kind = lookup(self._engine.routes, method, path)
             if kind is not None:
-                await self._locked(scope, receive, send, self._headers(scope), kind)
+                await self._locked(scope, receive, send, self._outgoing(scope), kind)
             else:
-                outgoing = Outgoing(self._headers(scope))
+                outgoing = Outgoing(self._outgoing(scope))
                 await relay_http(scope, receive, send, self._upstream, outgoing)
-
-    def _headers(self, scope: Scope) -> list[tuple[bytes, bytes]]:
-        headers = forwarded(request_headers(scope["headers"]), scope)
-        return self._engine.headers(headers)
 
 
 class ControlListener:

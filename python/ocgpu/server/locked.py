@@ -29,7 +29,7 @@ from ocgpu.server.relay.asgi import (
 )
 from ocgpu.server.relay.client import HttpUpstream
 from ocgpu.server.relay.headers import response_headers
-from ocgpu.server.relay.http import Outgoing, StalledClientError, relay_http
+from ocgpu.server.relay.http import Ending, Outgoing, StalledClientError, relay_http
 from ocgpu.server.relay.upstream import UpstreamError
 from ocgpu.server.relay.watch import DisconnectWatch, hang_up
 from ocgpu.server.upload import read_body
@@ -110,7 +110,7 @@ class LockedRoute:
         with _ending_with_client(scope, receive):
             grant = await self._admission.acquire(Kind.LLM, timeout=limit, arrived=arrived)
         with grant:
-            await relay_http(scope, receive, send, self._upstream, outgoing)
+            await self._relay(scope, receive, send, outgoing)
 
     async def _llm_stream(
         self,
@@ -134,7 +134,7 @@ class LockedRoute:
                     # The head that says how the body is coded went out already.
                     kept = [h for h in outgoing.headers if h[0] != b"accept-encoding"]
                     outgoing = replace(outgoing, headers=kept)
-                await relay_http(scope, receive, stream.send, self._upstream, outgoing)
+                await self._relay(scope, receive, stream.send, outgoing)
         except ClientGoneError:
             if not stream.begun:
                 raise
@@ -143,6 +143,12 @@ class LockedRoute:
                 await _refuse(scope, stream.send, refusal)
         finally:
             stream.stop()
+
+    async def _relay(self, scope: Scope, receive: Receive, send: Send, outgoing: Outgoing) -> None:
+        """Relay a request that holds the lock, until the card is really free of it."""
+        ending = await relay_http(scope, receive, send, self._upstream, outgoing)
+        if ending is Ending.CLIENT_GONE:
+            await self._engine.quiet()
 
     async def _image(
         self,

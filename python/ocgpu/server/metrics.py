@@ -15,6 +15,7 @@ __all__ = ["REFUSALS", "Histogram", "Metrics", "Sample", "family"]
 # Seconds. A wait is anything from nothing to LLM_WAIT_TIMEOUT; the steps are a third of a decade.
 _WAIT_BOUNDS: Final = (0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _UNLOAD_BOUNDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0)
+_SETTLE_BOUNDS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0)
 
 # Why a request that needs the card is answered without it.
 REFUSALS: Final = (
@@ -65,6 +66,7 @@ class Metrics:
         self.left = dict.fromkeys(Kind, 0)
         self.unload = Histogram(_UNLOAD_BOUNDS)
         self.unload_timeouts = 0
+        self.settle = Histogram(_SETTLE_BOUNDS)
         self.image_jobs = dict.fromkeys(JOB_RESULTS, 0)
 
     def render(self, counts: Counts) -> str:
@@ -103,6 +105,12 @@ class Metrics:
                     "counter",
                     "image jobs that began with an LLM model still loaded",
                     timeouts,
+                ),
+                family(
+                    "gpulock_settle_seconds",
+                    "histogram",
+                    "time until the memory of an engine was seen to be free",
+                    self.settle.samples({}),
                 ),
             )
         )

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -27,6 +27,7 @@ from ocgpu.server.image_job import ImageJobs, ImageSettings
 from ocgpu.server.listeners import ControlListener, EngineListener, ListenerServer
 from ocgpu.server.locked import LockedRoute
 from ocgpu.server.metrics import Metrics
+from ocgpu.server.outgoing import OutgoingHeaders
 from ocgpu.server.probes import Probes
 from ocgpu.server.props import Props
 from ocgpu.server.registry_view import RegistryView
@@ -37,6 +38,7 @@ from ocgpu.server.relay.upstream import Upstream
 from ocgpu.server.relay.websocket import WebsocketRelay
 from ocgpu.server.sockets import ListenError, Sockets, open_sockets, url_of
 from ocgpu.server.systemd import InheritError, Notifier, inherited_sockets
+from ocgpu.server.trusted import TrustedProxies
 from ocgpu.settings import Settings
 
 new_event_loop: Callable[[], asyncio.AbstractEventLoop]
@@ -158,7 +160,6 @@ class _Server:
         self._notifier = Notifier(os.environ)
         self._requests = Requests()
         self._closers: list[Callable[[], Awaitable[None]]] = []
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._metrics = Metrics()
         self._admission = Admission(
             Arbiter(settings.image_batch),
@@ -169,7 +170,9 @@ class _Server:
         )
         self._ollama_up = self._upstream(settings.ollama_url)
         self._comfy_up = self._upstream(settings.comfy_url)
-        self._ollama = Ollama(Control(self._ollama_up)) if self._ollama_up else None
+        self._ollama = (
+            Ollama(Control(self._ollama_up), settings.ollama_hosts) if self._ollama_up else None
+        )
         self._comfyui = ComfyUI(Control(self._comfy_up)) if self._comfy_up else None
         self._jobs = ImageJobs(
             self._admission,
@@ -182,6 +185,7 @@ class _Server:
                 settings.job_timeout,
                 settings.job_timeout_action,
                 settings.warm_model,
+                settings.settle_timeout,
             ),
         )
         self._probes = Probes(self._engines())
@@ -201,6 +205,8 @@ class _Server:
         self, sockets: Sockets, ready: Callable[[Bound], None] | None, stop: asyncio.Event
     ) -> int:
         """Start the listeners, wait for the end, drain."""
+        self._probes.refresh()
+        await self._jobs.adopt()
         apps = self._apps()
         bound = _bound(sockets)
         named = [(name, url_of(listener)) for name, listener in sockets]
@@ -229,18 +235,13 @@ class _Server:
         return status
 
     def _begin(self, named: list[tuple[str, str]]) -> None:
-        """Say that connections are accepted, and look at the upstreams."""
-        self._probes.refresh()
-        self._spawn(self._jobs.adopt())
+        """Say that connections are accepted."""
         for name, url in named:
             logger.info("listening", extra={"listener": name, "url": url})
         self._notifier.ready()
 
     async def close(self) -> None:
         """Give everything back; safe after a failed start."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         for closer in self._closers:
             await closer()
         self._registry.close()
@@ -264,7 +265,8 @@ class _Server:
         guard = make_guard(settings.admin_hosts, settings.admin_token)
         apps: dict[str, App] = {"admin": ControlListener(self._app, guard, self._requests)}
         if self._ollama is not None and self._ollama_up is not None:
-            props = Props(self._ollama, self._ollama_up, self._registry.gpu_share)
+            outgoing = OutgoingHeaders(self._ollama, TrustedProxies(settings.trusted_proxies))
+            props = Props(outgoing, self._ollama_up, self._registry.gpu_share)
             apps["ollama"] = self._engine_listener(
                 self._ollama, self._ollama_up, _OLLAMA_OWN, {"/props": props}
             )
@@ -298,9 +300,18 @@ class _Server:
             stall_timeout=settings.stall_timeout,
             wait_keepalive=settings.wait_keepalive,
         )
-        hosts = host_names(settings.admin_hosts)
+        upstream.on_unreachable = lambda: self._probes.doubt(engine.name)
         return EngineListener(
-            engine, upstream, websockets, locked, self._app, own, self._requests, special, hosts
+            engine,
+            upstream,
+            OutgoingHeaders(engine, TrustedProxies(settings.trusted_proxies)),
+            websockets,
+            locked,
+            self._app,
+            own,
+            self._requests,
+            special,
+            host_names(settings.admin_hosts),
         )
 
     def _upstream(self, url: str) -> HttpUpstream | None:
@@ -309,8 +320,3 @@ class _Server:
         upstream = HttpUpstream(url, self._settings.connect_timeout)
         self._closers.append(upstream.close)
         return upstream
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
