@@ -6,7 +6,6 @@ import uuid
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from ocgpu.server.relay.aiohttp_upstream import AiohttpUpstream
 
 from ocgpu.server.engines import comfyui as engine
 from ocgpu.server.engines import following
@@ -16,6 +15,7 @@ from ocgpu.server.engines.comfy_documents import (
 )
 from ocgpu.server.engines.comfyui import ComfyUI, UnreadableError
 from ocgpu.server.engines.following import follow, wait_until_gone
+from ocgpu.server.relay.client import HttpUpstream
 from ocgpu.server.relay.control import Control
 from tests.fakes import Engines, Gate
 from tests.fakes.faults import answer, stall
@@ -27,7 +27,7 @@ PATIENCE = 20.0
 
 @pytest.fixture
 async def comfyui(engines: Engines) -> AsyncIterator[ComfyUI]:
-    upstream = AiohttpUpstream(engines.comfy.url, 1.0)
+    upstream = HttpUpstream(engines.comfy.url, 1.0)
     yield ComfyUI(Control(upstream))
     await upstream.close()
 

@@ -115,6 +115,10 @@ Answers = dict[bytes, str]
 ANSWERS = {"status": STATUS, "no http": NO_HTTP, "headers": HEADERS, "framing": FRAMING}
 
 
+# What both engines say of themselves when nothing runs.
+IDLE = b'{"models":[],"queue_running":[],"queue_pending":[]}'
+
+
 class Script:
     """Answers `?n` with the n-th of some answers, and closes; everything else as an engine does."""
 
@@ -124,10 +128,12 @@ class Script:
     async def __call__(self, connection: Connection) -> None:
         head = await connection.head()
         _, _, number = head[0].split(b" ")[1].partition(b"?")
-        if number:
+        if number.isdigit():
             await connection.write(self._answers[int(number)])
+        elif b"/api/jobs" in head[0]:
+            await connection.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
         else:
-            await connection.write(OK + b"Content-Length: 13\r\n\r\n" + b'{"models":[]}')
+            await connection.write(OK + b"Content-Length: %d\r\n\r\n" % len(IDLE) + IDLE)
 
 
 def told(data: bytes, method: str = "GET") -> str:

@@ -5,11 +5,11 @@ import gzip
 from collections.abc import Callable
 
 import pytest
-from ocgpu.server.relay.aiohttp_upstream import AiohttpUpstream
 
 from ocgpu.server.arbiter import Kind, State
 from ocgpu.server.engines.comfy_documents import JobResult
 from ocgpu.server.engines.ollama import Ollama
+from ocgpu.server.relay.client import HttpUpstream
 from ocgpu.server.relay.control import Control
 from ocgpu.server.relay.upstream import UpstreamError
 from tests.server.inloop import RawUpstream
@@ -318,7 +318,7 @@ async def test_an_engine_that_is_down_does_not_hold_an_image_up(script: Script, 
     bench = make()
     async with RawUpstream(script) as gone:
         url = gone.url
-    dead = AiohttpUpstream(url, 1.0)
+    dead = HttpUpstream(url, 1.0)
     bench.jobs.card._ollama = Ollama(Control(dead))
 
     await bench.post()

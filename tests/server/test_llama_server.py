@@ -5,10 +5,10 @@ import logging
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from ocgpu.server.relay.aiohttp_upstream import AiohttpUpstream
 
 from ocgpu.server.engines import llama_server
 from ocgpu.server.engines.ollama import Ollama
+from ocgpu.server.relay.client import HttpUpstream
 from ocgpu.server.relay.control import Control
 from ocgpu.server.relay.upstream import UpstreamError
 from tests.fakes import Engines, Gate
@@ -28,7 +28,7 @@ async def llama() -> AsyncIterator[FakeLlama]:
 
 @pytest.fixture
 async def ollama(llama: FakeLlama) -> AsyncIterator[Ollama]:
-    upstream = AiohttpUpstream(llama.url, 1.0)
+    upstream = HttpUpstream(llama.url, 1.0)
     yield Ollama(Control(upstream))
     await upstream.close()
 
@@ -153,7 +153,7 @@ async def test_one_that_never_ends_is_given_up(
 
 
 async def test_a_real_ollama_is_quiet_at_once(engines: Engines) -> None:
-    upstream = AiohttpUpstream(engines.ollama.url, 1.0)
+    upstream = HttpUpstream(engines.ollama.url, 1.0)
 
     await Ollama(Control(upstream)).quiet()
 

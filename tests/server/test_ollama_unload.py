@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 from aiohttp import web
-from ocgpu.server.relay.aiohttp_upstream import AiohttpUpstream
 
 from ocgpu.server.engines import ollama_unload
 from ocgpu.server.engines.ollama import Ollama
+from ocgpu.server.relay.client import HttpUpstream
 from ocgpu.server.relay.control import Control
 from tests.fakes import Engines, Gate
 from tests.fakes.faults import answer, old_embeddings
@@ -20,7 +20,7 @@ LLAMA, QWEN, NOMIC = "llama3.2:latest", "qwen3:8b", "nomic-embed-text:latest"
 
 @pytest.fixture
 async def ollama(engines: Engines) -> AsyncIterator[Ollama]:
-    upstream = AiohttpUpstream(engines.ollama.url, 1.0)
+    upstream = HttpUpstream(engines.ollama.url, 1.0)
     yield Ollama(Control(upstream))
     await upstream.close()
 

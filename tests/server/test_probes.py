@@ -5,12 +5,12 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 import pytest
-from ocgpu.server.relay.aiohttp_upstream import AiohttpUpstream
 
 from ocgpu.server import probes as module
 from ocgpu.server.engines.comfyui import ComfyUI
 from ocgpu.server.engines.ollama import Ollama
 from ocgpu.server.probes import Probes
+from ocgpu.server.relay.client import HttpUpstream
 from ocgpu.server.relay.control import Control
 from tests.fakes import Engines
 from tests.fakes.faults import answer
@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 @pytest.fixture
 async def probes(engines: Engines) -> AsyncIterator[Probes]:
     """Probes that have run once."""
-    upstreams = [AiohttpUpstream(fake.url, 1.0) for fake in (engines.ollama, engines.comfy)]
+    upstreams = [HttpUpstream(fake.url, 1.0) for fake in (engines.ollama, engines.comfy)]
     found = [kind(Control(up)) for kind, up in zip((Ollama, ComfyUI), upstreams, strict=True)]
     known = Probes(list(zip(found, upstreams, strict=True)))
     known.refresh()
@@ -111,7 +111,7 @@ async def test_an_engine_that_answers_something_else_is_not_reachable(
 
 @pytest.mark.parametrize("body", [b"{}", b'{"system":7}', b'{"system":{"comfyui_version":7}}'])
 async def test_a_comfyui_without_a_version_is_reachable(engines: Engines, body: bytes) -> None:
-    upstream = AiohttpUpstream(engines.comfy.url, 1.0)
+    upstream = HttpUpstream(engines.comfy.url, 1.0)
     engines.comfy.fail("GET /system_stats", answer(200, body))
 
     assert await ComfyUI(Control(upstream)).probe() == "unknown"

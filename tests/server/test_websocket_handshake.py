@@ -314,7 +314,7 @@ async def test_headers_are_those_of_a_good_proxy() -> None:
         await connection.rest()
 
     async with RawUpstream(handler) as raw:
-        async with proxy(comfy_url=raw.url, ollama_url=raw.url) as bound:
+        async with proxy(comfy_url=raw.url, ollama_url=raw.url, ollama_hosts=("a",)) as bound:
             for url in (bound.comfy_url, bound.ollama_url):
                 waiting = await raw_client(
                     url,
