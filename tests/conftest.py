@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.fakes import Engines
+from tests.fakes.nvml_stub import Driver, compile_stub
 from tests.processes import Processes
 from tests.seed_peer import SeedPrograms, compile_seed
 
@@ -59,3 +60,15 @@ def engines() -> Iterator[Engines]:
 def seed_programs(tmp_path_factory: pytest.TempPathFactory) -> SeedPrograms:
     """The seed's peer, compiled: as a program, and as a library."""
     return compile_seed(tmp_path_factory.mktemp("seed"))
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder with a stand-in for the driver's library, compiled."""
+    return compile_stub(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def driver(nvml_library: Path, tmp_path: Path) -> Driver:
+    """What the driver's library says to processes that are started with its `environ`."""
+    return Driver(nvml_library, tmp_path / "nvml.txt")

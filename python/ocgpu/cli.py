@@ -19,6 +19,7 @@ import ocgpu
 import ocgpu.run
 from ocgpu.device import gpu_argument, resolve_key
 from ocgpu.errors import ConfigError, LeaseBusyError, LeaseTimeoutError, OcgpuError
+from ocgpu.occupancy import memory_of
 from ocgpu.tables import lease_table, peers_table, show
 
 if TYPE_CHECKING:
@@ -191,11 +192,14 @@ def _peers(arguments: argparse.Namespace) -> int:
     key = resolve_key(arguments.gpu)
     snapshot = ocgpu.peers(key)
     lease = ocgpu.lease_status(key)
+    memory = memory_of({peer.pid for peer in snapshot.peers}, key)
     if arguments.json:
-        document = {**snapshot.to_dict(), "lease": lease.to_dict()}
+        document: dict[str, Any] = {**snapshot.to_dict(), "lease": lease.to_dict()}
+        for peer in document["peers"]:
+            peer["memory_bytes"] = memory[peer["pid"]]
         sys.stdout.write(f"{json.dumps(document)}\n")
     else:
-        show(peers_table(snapshot))
+        show(peers_table(snapshot, memory))
         if lease.held:
             show(lease_table(key, lease))
     return 0

@@ -13,7 +13,6 @@ Numbers in `CUDA_VISIBLE_DEVICES` count in PCI order here; CUDA itself counts th
 unless `CUDA_DEVICE_ORDER=PCI_BUS_ID`. On a machine with different cards set that, or use UUIDs.
 """
 
-import contextlib
 import os
 import re
 import sys
@@ -25,7 +24,7 @@ from ocgpu._ocgpu import GPU_KEY_FORM, is_gpu_key
 from ocgpu.errors import ConfigError, NoGpuError
 from ocgpu.text import printable
 
-__all__ = ["Gpu", "GpuMemory", "gpu_argument", "gpu_key", "gpus", "resolve_key", "visible"]
+__all__ = ["Gpu", "Nvml", "as_key", "gpu_argument", "gpu_key", "gpus", "resolve_key", "visible"]
 
 T = TypeVar("T")
 
@@ -87,34 +86,6 @@ class Gpu:
 
     def __repr__(self) -> str:
         return f"<Gpu {self.index} {self.key} {self.name!r}>"
-
-
-class GpuMemory:
-    """What is taken of the memory of all GPUs of the machine, to be looked at several times.
-
-    Every call may take as long as the driver likes: none of them belongs on an event loop.
-    """
-
-    __slots__ = ("_lib", "_nvml")
-
-    def __init__(self, lib: Any) -> None:  # noqa: ANN401  # pynvml has no types
-        self._lib = lib
-        self._nvml = _Nvml(lib)
-
-    @classmethod
-    def open(cls) -> "GpuMemory | None":
-        """Start to look; None where NVML is absent or does not start."""
-        lib = _started()
-        return None if lib is None else cls(lib)
-
-    def read(self) -> tuple[dict[int, int | None], int | None]:
-        """Give bytes by process, None where the driver does not tell, and of all processes."""
-        return self._nvml.memory()
-
-    def close(self) -> None:
-        """Look no more."""
-        with contextlib.suppress(self._lib.NVMLError):
-            self._lib.nvmlShutdown()
 
 
 def gpu_key(device: int = 0, *, sysfs: Path = SYSFS_PCI) -> str:
@@ -233,46 +204,87 @@ def _found(sysfs: Path) -> list[Gpu | str]:
     return list(_pci_gpus(sysfs))
 
 
-def _started() -> Any | None:  # noqa: ANN401  # pynvml has no types
-    """Start NVML, to be stopped by the caller; None where it is absent or does not start."""
-    try:
-        import pynvml as nvml
-    except ImportError:
-        return None
-    lib: Any = nvml
-    try:
-        lib.nvmlInit()
-    except lib.NVMLError:
-        return None
-    return lib
-
-
 def _nvml_gpus() -> list[Gpu | str] | None:
     """What NVML shows; None where it is absent, does not start or knows no device at all."""
-    lib = _started()
-    if lib is None:
+    nvml = Nvml.open()
+    if nvml is None:
         return None
     try:
-        return _Nvml(lib).visible_gpus()
+        return nvml.visible_gpus()
     finally:
-        with contextlib.suppress(lib.NVMLError):
-            lib.nvmlShutdown()
+        nvml.close()
 
 
-class _Nvml:
-    """The questions that we ask NVML, between its start and its stop; each of them may fail."""
+class Nvml:
+    """The questions that we ask NVML, between its start and its stop; each of them may fail.
 
-    __slots__ = ("_lib",)
+    Attributes:
+        lib: `pynvml` itself.
+        error: What the last question that failed was answered.
+    """
+
+    __slots__ = ("_errors", "error", "lib")
 
     def __init__(self, lib: Any) -> None:  # noqa: ANN401  # pynvml has no types
-        self._lib = lib
+        self.lib = lib
+        self.error: str | None = None
+        # The second one is no NVMLError, and is raised where a driver is older than the bindings.
+        self._errors = (lib.NVMLError, lib.NVMLLibraryMismatchError)
+
+    @classmethod
+    def open(cls) -> "Nvml | None":
+        """Start NVML; None where it is absent or does not start."""
+        try:
+            import pynvml as nvml
+        except ImportError:
+            return None
+        lib: Any = nvml
+        try:
+            lib.nvmlInit()
+        except lib.NVMLError:
+            return None
+        return cls(lib)
+
+    def close(self) -> None:
+        """Stop NVML."""
+        self.ask(self.lib.nvmlShutdown)
+
+    def ask(self, question: Callable[..., T], *arguments: object) -> T | None:
+        """Ask one question; None when it has no answer, and then `error` says why."""
+        try:
+            return question(*arguments)
+        except self._errors as error:
+            self.error = str(error)
+            return None
+
+    def handles(self) -> list[Any]:
+        """Give the cards in PCI order; None in the place of one that is lost."""
+        count = self.ask(self.lib.nvmlDeviceGetCount) or 0
+        return [self.ask(self.lib.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
+
+    def uuid(self, handle: object) -> str | None:
+        """Give the UUID of a card or an instance; None for None, and when it has none."""
+        if handle is None:
+            return None
+        uuid: str | None = self.ask(self.lib.nvmlDeviceGetUUID, handle)
+        return uuid
+
+    def instances(self, card: object) -> list[Any]:
+        """Give the MIG instances of a card."""
+        mode = self.ask(self.lib.nvmlDeviceGetMigMode, card)
+        if mode is None or mode[0] != self.lib.NVML_DEVICE_MIG_ENABLE:
+            return []
+        count = self.ask(self.lib.nvmlDeviceGetMaxMigDeviceCount, card) or 0
+        question = self.lib.nvmlDeviceGetMigDeviceHandleByIndex
+        handles = [self.ask(question, card, index) for index in range(count)]
+        return [handle for handle in handles if handle is not None]
 
     def visible_gpus(self) -> list[Gpu | str] | None:
-        count = self._ask(self._lib.nvmlDeviceGetCount)
-        if not count:
+        """List what CUDA shows; None where there is no card at all."""
+        handles = self.handles()
+        if not handles:
             return None
-        handles = [self._ask(self._lib.nvmlDeviceGetHandleByIndex, i) for i in range(count)]
-        uuids = [handle and self._ask(self._lib.nvmlDeviceGetUUID, handle) for handle in handles]
+        uuids = [self.uuid(handle) for handle in handles]
         chosen = visible(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids)
         return [
             self._instance(entry, handles, index)
@@ -281,79 +293,37 @@ class _Nvml:
             for index, entry in enumerate(chosen)
         ]
 
-    def memory(self) -> tuple[dict[int, int | None], int | None]:
-        lib = self._lib
-        by_pid: dict[int, int | None] = {}
-        total: int | None = None
-        for index in range(self._ask(lib.nvmlDeviceGetCount) or 0):
-            card = self._ask(lib.nvmlDeviceGetHandleByIndex, index)
-            used = card and self._ask(lib.nvmlDeviceGetMemoryInfo, card)
-            if used:
-                total = (total or 0) + int(used.used)
-            for pid, size in self._processes(card).items() if card else ():
-                known = by_pid.get(pid, 0)
-                by_pid[pid] = None if size is None or known is None else known + size
-        return by_pid, total
-
-    def _processes(self, card: object) -> dict[int, int | None]:
-        """Bytes by process on one card; one that computes and draws stands in both lists."""
-        lib = self._lib
-        found: dict[int, int | None] = {}
-        for question in (
-            lib.nvmlDeviceGetComputeRunningProcesses,
-            lib.nvmlDeviceGetGraphicsRunningProcesses,
-        ):
-            for process in self._ask(question, card) or ():
-                size, known = process.usedGpuMemory, found.get(process.pid, 0)
-                found[process.pid] = None if size is None or known is None else max(known, size)
-        return found
-
-    def _ask(self, question: Callable[..., T], *arguments: object) -> T | None:
-        try:
-            return question(*arguments)
-        except self._lib.NVMLError:
-            return None
-
     def _card(self, handle: object, index: int) -> Gpu | str:
         if handle is None:
             return "NVML gives no handle for it"
-        instances = self._instances(handle)
+        instances = self.instances(handle)
         return self._gpu(instances[0] if instances else handle, index)
 
     def _instance(self, entry: str, handles: Sequence[object], index: int) -> Gpu | str:
-        for handle in (mig for card in handles if card for mig in self._instances(card)):
-            uuid = self._ask(self._lib.nvmlDeviceGetUUID, handle)
+        for handle in (mig for card in handles if card for mig in self.instances(card)):
+            uuid = self.uuid(handle)
             if uuid is not None and uuid.startswith(entry):
                 return self._gpu(handle, index)
         # The old spelling MIG-GPU-<uuid>/<gi>/<ci>, or one that NVML does not list.
-        return Gpu(
-            key=_checked(entry.replace("/", "_"), "CUDA_VISIBLE_DEVICES"), name=None, index=index
-        )
-
-    def _instances(self, card: object) -> list[object]:
-        mode = self._ask(self._lib.nvmlDeviceGetMigMode, card)
-        if mode is None or mode[0] != self._lib.NVML_DEVICE_MIG_ENABLE:
-            return []
-        count = self._ask(self._lib.nvmlDeviceGetMaxMigDeviceCount, card) or 0
-        places = range(count)
-        handles = [
-            self._ask(self._lib.nvmlDeviceGetMigDeviceHandleByIndex, card, i) for i in places
-        ]
-        return [handle for handle in handles if handle is not None]
+        return Gpu(key=_checked(as_key(entry), "CUDA_VISIBLE_DEVICES"), name=None, index=index)
 
     def _gpu(self, handle: object, index: int) -> Gpu | str:
-        try:
-            uuid = self._lib.nvmlDeviceGetUUID(handle)
-        except self._lib.NVMLError as error:
-            return str(error)
-        memory = self._ask(self._lib.nvmlDeviceGetMemoryInfo, handle)
+        uuid = self.uuid(handle)
+        if uuid is None:
+            return self.error or "NVML gives no UUID for it"
+        memory = self.ask(self.lib.nvmlDeviceGetMemoryInfo, handle)
         return Gpu(
-            key=_checked(uuid.replace("/", "_"), "UUID"),
-            name=self._ask(self._lib.nvmlDeviceGetName, handle),
+            key=_checked(as_key(uuid), "UUID"),
+            name=self.ask(self.lib.nvmlDeviceGetName, handle),
             index=index,
             memory_total_bytes=None if memory is None else int(memory.total),
             memory_free_bytes=None if memory is None else int(memory.free),
         )
+
+
+def as_key(uuid: str) -> str:
+    """Spell a UUID of the driver as a key: that of an old MIG instance has slashes."""
+    return uuid.replace("/", "_")
 
 
 def _pci_gpus(sysfs: Path) -> list[Gpu]:

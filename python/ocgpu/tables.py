@@ -5,8 +5,8 @@ Names and reasons are what other processes wrote about themselves, so each is ma
 
 import sys
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ocgpu.durations import format_duration
 from ocgpu.text import printable
@@ -26,8 +26,19 @@ class Table(NamedTuple):
     rows: Sequence[tuple[str, ...]]
 
 
-def peers_table(snapshot: "Snapshot") -> Table:
-    """Describe who shares the compute of a GPU."""
+_PEER_HEADER: Final = ("PID", "WEIGHT", "SHARE", "BUSY", "STATE", "HEARTBEAT", "SLOT", "LEASE")
+_MIB: Final = 1 << 20
+_NO_MEMORY: Final[Mapping[int, int | None]] = {}
+
+
+def peers_table(snapshot: "Snapshot", memory: Mapping[int, int | None] = _NO_MEMORY) -> Table:
+    """Describe who shares the compute of a GPU.
+
+    Args:
+        snapshot: The peers.
+        memory: Bytes of the GPU's memory by pid; a column of its own where any is known.
+    """
+    known = any(size is not None for size in memory.values())
     rows = [
         (
             str(peer.pid),
@@ -38,6 +49,7 @@ def peers_table(snapshot: "Snapshot") -> Table:
             f"{peer.heartbeat_age_ms}ms",
             str(peer.slot),
             peer.lease or "-",
+            *((_size(memory.get(peer.pid)),) if known else ()),
             printable(peer.name),
         )
         for peer in snapshot.peers
@@ -45,7 +57,7 @@ def peers_table(snapshot: "Snapshot") -> Table:
     count = {0: "no peers", 1: "1 peer"}.get(len(rows), f"{len(rows)} peers")
     return Table(
         f"gpu {printable(snapshot.gpu_key)}: {count}, schedule {snapshot.schedule}",
-        ("PID", "WEIGHT", "SHARE", "BUSY", "STATE", "HEARTBEAT", "SLOT", "LEASE", "NAME"),
+        (*_PEER_HEADER, *(("MEMORY",) if known else ()), "NAME"),
         rows,
     )
 
@@ -71,6 +83,10 @@ def lease_table(gpu_key: str, status: "LeaseStatus", *, now: float | None = None
         ("ROLE", "PID", "MODE", "FOR", "NAME", "REASON"),
         rows,
     )
+
+
+def _size(size: int | None) -> str:
+    return "?" if size is None else f"{round(size / _MIB)}MiB"
 
 
 def _known(value: str | int | None) -> str:

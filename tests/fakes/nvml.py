@@ -10,6 +10,10 @@ class NvmlError(Exception):
     """What every call of NVML may raise."""
 
 
+class NvmlLibraryMismatchError(Exception):
+    """What the bindings raise where the driver is older than they are."""
+
+
 @dataclass
 class Process:
     """What one process holds of one card; None where the driver does not tell."""
@@ -48,6 +52,7 @@ class FakeNvml:
     reads: int = 0
 
     NVMLError = NvmlError
+    NVMLLibraryMismatchError = NvmlLibraryMismatchError
     NVML_DEVICE_MIG_ENABLE = 1
 
     def _answer(self, function: str, card: Card | None = None) -> None:

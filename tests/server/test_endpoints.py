@@ -41,7 +41,9 @@ async def test_health_does_not_wait_for_a_silent_upstream() -> None:
         "reachable": None,
         "version": None,
         "checked_ago_seconds": None,
+        "memory_bytes": None,
     }
+    assert document["outside"] == {"processes": None}
 
 
 async def test_own_paths_of_one_listener_are_the_upstreams_on_another() -> None:

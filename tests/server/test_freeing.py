@@ -1,16 +1,15 @@
 """An image job and the memory around it: nobody is let in before it was seen to be free."""
 
 import asyncio
-import json
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from tests.fakes import Engines
 from tests.fakes.nvml import GIB, FakeNvml, Process, three_gpus
+from tests.fakes.nvml_stub import Driver
 from tests.server.client import background
 from tests.server.jobs import assert_in_order, chat, hold_an_image
 from tests.server.script import Bench, Script
@@ -20,47 +19,10 @@ from tests.waiting import wait_until
 Make = Callable[..., Bench]
 Serve = Callable[..., Served]
 
-# A driver for a process of its own: one card, whose processes stand in a file.
-PYNVML = """
-import json, pathlib, types
-PLACE = pathlib.Path(__file__).with_name("memory.json")
-class NVMLError(Exception): pass
-NVML_DEVICE_MIG_ENABLE = 1
-def nvmlInit(): pass
-def nvmlShutdown(): pass
-def nvmlDeviceGetCount(): return 1
-def nvmlDeviceGetHandleByIndex(index): return "card"
-def nvmlDeviceGetUUID(card): return "GPU-aaaa"
-def nvmlDeviceGetName(card): return "card"
-def nvmlDeviceGetMigMode(card): return [0, 0]
-def nvmlDeviceGetMemoryInfo(card): return types.SimpleNamespace(total=2**34, free=0, used=2**34)
-def nvmlDeviceGetGraphicsRunningProcesses(card): return []
-def nvmlDeviceGetComputeRunningProcesses(card):
-    held = json.loads(PLACE.read_text())
-    return [types.SimpleNamespace(pid=pid, usedGpuMemory=size) for pid, size in held]
-"""
 
-
-class Driver:
-    """The driver of a `serve`; the engines listen in this process, so the memory is this one's."""
-
-    def __init__(self, folder: Path) -> None:
-        self._place = folder / "memory.json"
-        (folder / "pynvml.py").write_text(PYNVML)
-        self.hold(0)
-        self.path = f"{folder}:{os.environ.get('PYTHONPATH', '')}"
-
-    def hold(self, size: int) -> None:
-        new = self._place.with_suffix(".new")
-        new.write_text(json.dumps([[os.getpid(), size], [1, 7 * GIB]]))
-        new.rename(self._place)
-
-
-@pytest.fixture
-def driver(tmp_path: Path) -> Driver:
-    folder = tmp_path / "driver"
-    folder.mkdir()
-    return Driver(folder)
+def hold(driver: Driver, size: int) -> None:
+    """The engines listen in this process, so the memory is this one's."""
+    driver.holds((os.getpid(), size), (1, 7 * GIB))
 
 
 @pytest.fixture
@@ -73,17 +35,18 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 def test_a_chat_waits_until_the_images_memory_was_seen_to_be_free(
     engines: Engines, serve: Serve, driver: Driver
 ) -> None:
-    served = serve(PYTHONPATH=driver.path, SETTLE_TIMEOUT="20s")
+    hold(driver, 0)
+    served = serve(**driver.environ, SETTLE_TIMEOUT="20s")
     nodes = hold_an_image(engines, served)
     waiting = background(lambda: chat(served))
     served.wait_waiting("llm", 1)
-    driver.hold(6 * GIB)
+    hold(driver, 6 * GIB)
 
     nodes.open()
     wait_until(lambda: engines.record.calls("POST /free"), what="/free")
     assert served.health()["state"] == "image"
     assert engines.record.calls("POST /api/chat") == []
-    driver.hold(450 << 20)
+    hold(driver, 450 << 20)
 
     assert waiting.result().status == 200
     assert_in_order(engines, "POST /free", "POST /api/chat")
@@ -95,9 +58,10 @@ def test_a_chat_waits_until_the_images_memory_was_seen_to_be_free(
 def test_memory_that_stays_delays_a_chat_by_the_time_out_only(
     engines: Engines, serve: Serve, driver: Driver
 ) -> None:
-    served = serve(PYTHONPATH=driver.path, SETTLE_TIMEOUT="200ms")
+    hold(driver, 0)
+    served = serve(**driver.environ, SETTLE_TIMEOUT="200ms")
     nodes = hold_an_image(engines, served)
-    driver.hold(6 * GIB)
+    hold(driver, 6 * GIB)
 
     nodes.open()
 

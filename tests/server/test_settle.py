@@ -1,70 +1,22 @@
 """Freed means measured: real processes that listen, a driver that says what a test wants."""
 
 import asyncio
-import contextlib
-import ipaddress
 import itertools
 import os
-import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
-from ocgpu.server import engine_processes, settle
-from ocgpu.server.engine_processes import is_descendant, listening_pids, local_addresses
+from ocgpu.server import settle
 from ocgpu.server.metrics import Metrics
 from ocgpu.server.settle import Fall, Settler, Settling
 from tests.fakes.nvml import GIB, Card, FakeNvml, Process, three_gpus
+from tests.server.local_engine import LocalEngine
 from tests.waiting import wait_until
 
 MIB = 1 << 20
-# Listens, starts a child that has a child, and says its port. The last one holds the memory.
-ENGINE = """
-import socket, subprocess, sys, time
-family = socket.AF_INET6 if ":" in sys.argv[1] else socket.AF_INET
-listener = socket.create_server((sys.argv[1], 0), family=family)
-sleep = "import time; time.sleep(100)"
-between = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {sleep!r}])"
-child = subprocess.Popen([sys.executable, "-c", between])
-print(listener.getsockname()[1], flush=True)
-time.sleep(100)
-"""
-
-
-class LocalEngine:
-    """A process that listens, with a grandchild.
-
-    Attributes:
-        port: Where it listens.
-        pid: Its own.
-        worker: The grandchild's.
-    """
-
-    def __init__(self, host: str = "127.0.0.1") -> None:
-        command = [sys.executable, "-c", ENGINE, host]
-        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
-        self.port = int(self._process.stdout.readline())
-        self.pid = self._process.pid
-        own = psutil.Process(self.pid)
-        family = wait_until(lambda: (f := own.children(recursive=True)) and len(f) == 2 and f)
-        self.worker = family[-1].pid
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
-
-    def end(self) -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            own = psutil.Process(self.pid)
-            for process in (*own.children(recursive=True), own):
-                process.kill()
-        self._process.wait(10)
-        assert self._process.stdout is not None
-        self._process.stdout.close()
 
 
 @pytest.fixture
@@ -308,59 +260,3 @@ def test_a_fall_that_does_not_begin_is_over_when_patience_ends() -> None:
     assert not fall.is_over(1.9, 990 * MIB)
     assert fall.is_over(2.0, 990 * MIB)
     assert not fall.has_fallen(990 * MIB)
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])  # noqa: S104 - the tests' own
-def test_who_listens_is_found_with_its_descendants(host: str) -> None:
-    if ":" in host and not local_addresses("::1"):
-        pytest.skip("no IPv6 on this machine")
-    asked = "::1" if host == "::1" else "127.0.0.1"
-    engine = LocalEngine(host)
-    try:
-        roots = listening_pids(local_addresses(asked), engine.port)
-
-        assert roots == {engine.pid}
-        assert is_descendant(engine.pid, roots) is True
-        assert is_descendant(engine.worker, roots) is True
-        assert is_descendant(os.getpid(), roots) is False
-        assert is_descendant(2**22 + 5, roots) is None
-    finally:
-        engine.end()
-
-
-def test_a_port_of_another_address_is_not_ours(local: LocalEngine) -> None:
-    assert listening_pids([ipaddress.ip_address("127.0.0.2")], local.port) == frozenset()
-
-
-def test_only_a_listener_counts_and_not_who_holds_a_connection(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    place = "0100007F:2CAA"
-    lines = ["sl local rem st", f"0: {place} 0: 01 0 0 0 0 0 5", f"1: {place} 0: 0A 0 0 0 0 0 6"]
-    (tmp_path / "net").mkdir()
-    (tmp_path / "net" / "tcp").write_text("\n".join(lines))
-    for pid, inode in ((50, 5), (60, 6)):
-        (tmp_path / str(pid) / "fd").mkdir(parents=True)
-        (tmp_path / str(pid) / "fd" / "3").symlink_to(f"socket:[{inode}]")
-    monkeypatch.setattr(engine_processes, "_PROC", tmp_path)
-
-    assert listening_pids(local_addresses("127.0.0.1"), 0x2CAA) == {60}
-
-
-def test_a_process_with_any_name_has_a_parent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for pid, stat in ((50, "50 (a) R 9 (b)) S 40 1 1"), (40, "40 (x) S 1 1 1"), (1, "1 (i) S 0 0")):
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_text(stat)
-    monkeypatch.setattr(engine_processes, "_PROC", tmp_path)
-
-    assert is_descendant(50, frozenset((40,))) is True
-    assert is_descendant(50, frozenset((9,))) is False
-
-
-@pytest.mark.parametrize(
-    ("host", "count"), [("127.0.0.1", 1), ("192.0.2.1", 0), ("no.such.invalid", 0), ("", 0)]
-)
-def test_only_addresses_of_this_machine_are_local(host: str, count: int) -> None:
-    assert len(local_addresses(host)) == count

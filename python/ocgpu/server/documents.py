@@ -10,6 +10,8 @@ __all__ = [
     "HealthDocument",
     "LeaseDocument",
     "LeasePartyDocument",
+    "OutsideDocument",
+    "OutsideProcessDocument",
     "PeerDocument",
     "PeersDocument",
     "RefusalDocument",
@@ -47,6 +49,21 @@ class UpstreamDocument(TypedDict):
     version: str | None
     checked_ago_seconds: float | None
     error: NotRequired[str]
+    memory_bytes: int | None
+
+
+class OutsideProcessDocument(TypedDict):
+    """A process that computes on the GPU and is no peer, no holder of the lease and no engine."""
+
+    pid: int
+    name: str
+    memory_bytes: int | None
+
+
+class OutsideDocument(TypedDict):
+    """What uses the GPU past serve; None where that is not known, as without NVML."""
+
+    processes: list[OutsideProcessDocument] | None
 
 
 class HealthDocument(TypedDict):
@@ -60,6 +77,7 @@ class HealthDocument(TypedDict):
     lease: SwitchDocument
     registry: SwitchDocument
     upstreams: dict[str, UpstreamDocument]
+    outside: OutsideDocument
     version: str
     uptime_seconds: float
 
@@ -80,6 +98,7 @@ class PeerDocument(TypedDict):
     steps: int
     slept_ms: int
     lease: str | None
+    memory_bytes: int | None
 
 
 class LeasePartyDocument(TypedDict):

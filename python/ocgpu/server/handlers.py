@@ -14,12 +14,15 @@ from ocgpu.server.documents import (
     EventDocument,
     HealthDocument,
     LeaseDocument,
+    OutsideDocument,
     PeersDocument,
     RegistryDocument,
     ReleasedDocument,
     SwitchDocument,
     UnloadedDocument,
+    UpstreamDocument,
 )
+from ocgpu.server.gpu_processes import GpuProcesses
 from ocgpu.server.metrics import Metrics, Sample, family
 from ocgpu.server.probes import Probes
 from ocgpu.server.registry_view import RegistryView, peer_series
@@ -55,6 +58,7 @@ class Knowledge:
     metrics: Metrics
     registry: RegistryView
     probes: Probes
+    processes: GpuProcesses
     started: float
     unload: Callable[[], Awaitable[dict[str, Any]]]
 
@@ -62,6 +66,7 @@ class Knowledge:
 def health(known: Knowledge) -> tuple[int, HealthDocument]:
     """Give status and document of `/healthz`: 503 while draining only."""
     counts = known.admission.counts
+    memory = known.processes.engines()
     registry: SwitchDocument = {"enabled": known.registry.enabled}
     if known.registry.reason is not None:
         registry["reason"] = known.registry.reason
@@ -77,7 +82,11 @@ def health(known: Knowledge) -> tuple[int, HealthDocument]:
         "draining": known.admission.closed,
         "lease": LEASE,
         "registry": registry,
-        "upstreams": known.probes.documents(),
+        "upstreams": {
+            name: cast("UpstreamDocument", {**document, "memory_bytes": memory.get(name)})
+            for name, document in known.probes.documents().items()
+        },
+        "outside": cast("OutsideDocument", {"processes": known.processes.outside()}),
         "version": ocgpu.__version__,
         "uptime_seconds": round(time.monotonic() - known.started, 3),
     }
@@ -88,6 +97,7 @@ async def metrics_text(known: Knowledge) -> str:
     """Give the exposition text of `/metrics`."""
     document = known.registry.snapshot()
     parts = [known.metrics.render(known.admission.counts), peer_series(document)]
+    parts.append(known.processes.series())
     lease = await _lease(document["gpu_key"])
     if lease is not None:
         parts.append(_lease_series(lease))

@@ -5,7 +5,7 @@ itself. Without a GPU or without a usable segment serve runs on and says why: th
 on another host than the card.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Final
 
 from ocgpu.pacer import Pacer
@@ -30,6 +30,8 @@ class RegistryView:
 
     def __init__(self, weight: float, gpu_key: str) -> None:
         self._pacer = Pacer(weight=weight, name=_NAME, gpu=gpu_key or None, _gated=False)
+        # Gives the GPU memory of processes; None where it is not known.
+        self.memory_of: Callable[[Collection[int]], Mapping[int, int | None]] = dict.fromkeys
 
     @property
     def enabled(self) -> bool:
@@ -45,10 +47,26 @@ class RegistryView:
         """Be active while the lock is not idle."""
         self._pacer._mark(state is not State.IDLE)
 
+    @property
+    def gpu_key(self) -> str | None:
+        """The GPU whose peer we are; None when we are no peer."""
+        return self._pacer.snapshot().gpu_key if self.enabled else None
+
+    def pids(self) -> list[int]:
+        """Give the live peers, us among them; any thread may ask."""
+        if not self.enabled:
+            return []
+        snapshot = self._pacer.snapshot()
+        own = snapshot.self
+        alive = [peer.pid for peer in snapshot.peers if peer.alive]
+        return alive if own is None else [own.pid, *alive]
+
     def snapshot(self) -> dict[str, Any]:
         """Give the seed's `/gpu/peers` document with our keys."""
         if self.enabled:
-            return {**self._pacer.snapshot().to_dict(), "enabled": True}
+            document = self._pacer.snapshot().to_dict()
+            _add_memory(document, self.memory_of)
+            return {**document, "enabled": True}
         empty: dict[str, Any] = {"gpu_key": None, "self": None, "peers": []}
         return {**empty, "enabled": False, "reason": self.reason}
 
@@ -73,11 +91,21 @@ def peer_series(document: Mapping[str, Any]) -> str:
             _per_peer("share_ratio", "resolved share of a peer", peers, "share_pct", 0.01),
             _per_peer("busy_ratio", "time at work of a peer", peers, "busy_pct", 0.01),
             _per_peer("active", "1 while a peer works", peers, "active", 1.0),
+            _per_peer("memory_bytes", "GPU memory of a peer", peers, "memory_bytes", 1.0),
             _per_peer(
                 "heartbeat_age_seconds", "age of a heartbeat", peers, "heartbeat_age_ms", 0.001
             ),
         )
     )
+
+
+def _add_memory(
+    document: dict[str, Any], memory_of: Callable[[Collection[int]], Mapping[int, int | None]]
+) -> None:
+    peers = [*filter(None, [document["self"]]), *document["peers"]]
+    memory = memory_of([peer["pid"] for peer in peers])
+    for peer in peers:
+        peer["memory_bytes"] = memory[peer["pid"]]
 
 
 def _per_peer(name: str, meaning: str, peers: list[dict[str, Any]], key: str, scale: float) -> str:

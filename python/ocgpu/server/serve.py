@@ -21,6 +21,7 @@ from ocgpu.server.drain import Requests
 from ocgpu.server.engines.comfyui import ComfyUI
 from ocgpu.server.engines.engine import Engine
 from ocgpu.server.engines.ollama import Ollama
+from ocgpu.server.gpu_processes import GpuProcesses
 from ocgpu.server.guard import host_names, make_guard
 from ocgpu.server.handlers import Knowledge
 from ocgpu.server.image_job import ImageJobs, ImageSettings
@@ -189,13 +190,17 @@ class _Server:
             ),
         )
         self._probes = Probes(self._engines())
-        self._closers += [self._jobs.close, self._probes.close]
+        where = {engine.name: upstream.url for engine, upstream in self._engines()}
+        self._processes = GpuProcesses(where, registry.gpu_key, registry.pids)
+        registry.memory_of = self._processes.memory_of
+        self._closers += [self._jobs.close, self._probes.close, self._processes.close]
         self._app: Any = make_app(
             Knowledge(
                 admission=self._admission,
                 metrics=self._metrics,
                 registry=self._registry,
                 probes=self._probes,
+                processes=self._processes,
                 started=time.monotonic(),
                 unload=self._jobs.unload,
             )
@@ -206,6 +211,7 @@ class _Server:
     ) -> int:
         """Start the listeners, wait for the end, drain."""
         self._probes.refresh()
+        self._processes.start()
         await self._jobs.adopt()
         apps = self._apps()
         bound = _bound(sockets)

@@ -13,10 +13,12 @@ import asyncio
 import logging
 import threading
 import time
+from collections.abc import Callable
 from typing import Final
 
-from ocgpu.device import GpuMemory
-from ocgpu.server.engine_processes import is_descendant, listening_pids, local_addresses
+from ocgpu.gpu_memory import GpuMemory
+from ocgpu.lineage import is_descendant
+from ocgpu.server.engine_processes import listening_pids, local_addresses
 from ocgpu.server.metrics import Metrics
 from ocgpu.server.relay.address import Address
 
@@ -33,9 +35,11 @@ _STEADY_SECONDS: Final = 0.3
 _STEADY_BYTES: Final = 32 * _MIB
 # On a card whose processes we cannot tell apart, a fall that did not begin by now may be none.
 _PATIENCE_SECONDS: Final = 2.0
-# What a driver takes for itself on the largest cards.
-_UNSEEN_BYTES: Final = 1024 * _MIB
 _CARD_FALL_BYTES: Final = 256 * _MIB
+
+
+_UNSEEN: Final = "its processes are not to be seen from here"
+_UNTOLD: Final = "the driver does not tell what a process holds"
 
 
 class Fall:
@@ -87,6 +91,7 @@ class Settler:
     def __init__(self, timeout: float, metrics: Metrics) -> None:
         self._timeout = timeout
         self._metrics = metrics
+        self._warned: set[tuple[str, str]] = set()
 
     async def begin(self, name: str, url: str, kept: int = 0) -> "Settling":
         """Measure an engine before it frees.
@@ -97,27 +102,44 @@ class Settler:
             kept: Bytes that its process keeps for as long as it lives.
         """
         sight = _Sight(url)
-        settling = Settling(name, sight, self._timeout, kept, self._metrics)
+        settling = Settling(name, sight, self._timeout, kept, self._metrics, self._warn)
         if self._timeout:
             try:
                 await asyncio.to_thread(sight.open)
             except BaseException:
                 settling.close()
                 raise
+        if sight.reason is not None:
+            self._warn(name, sight.reason, whole_card=sight.before is not None)
         return settling
+
+    def _warn(self, name: str, reason: str, *, whole_card: bool) -> None:
+        """Say once what cannot be measured: it is so for every image."""
+        if (name, reason) in self._warned:
+            return
+        self._warned.add((name, reason))
+        what = "by process, watching the whole card" if whole_card else "at all, going on"
+        logger.warning("memory is not told %s: %s", what, reason, extra={"engine": name})
 
 
 class Settling:
     """One engine between what it held and what it holds."""
 
     def __init__(
-        self, name: str, sight: "_Sight", timeout: float, kept: int, metrics: Metrics
+        self,
+        name: str,
+        sight: "_Sight",
+        timeout: float,
+        kept: int,
+        metrics: Metrics,
+        warn: Callable[..., None],
     ) -> None:
         self._name = name
         self._sight = sight
         self._timeout = timeout
         self._kept = kept
         self._metrics = metrics
+        self._warn = warn
 
     async def wait(self, *, told: bool) -> bool:
         """Wait until the memory is free, or no more; False when it was seen to stay.
@@ -140,6 +162,7 @@ class Settling:
                 break
             await asyncio.sleep(_LOOK_SECONDS)
         if used is None:
+            self._warn(self._name, self._sight.reason or _UNTOLD, whole_card=False)
             return True
         return self._report(before, used, seconds, fallen=fall.has_fallen(used))
 
@@ -181,11 +204,14 @@ class _Sight:
     Attributes:
         before: Bytes at the first look; None when nothing can be seen.
         whole_card: Whether these are of all processes.
+        reason: Why the bytes of the engine alone cannot be told; None when they can, and where
+            there is nothing to look at.
     """
 
     def __init__(self, url: str) -> None:
         self.before: int | None = None
         self.whole_card = False
+        self.reason: str | None = None
         self._url = url
         self._lock = threading.Lock()
         self._closed = False
@@ -203,7 +229,7 @@ class _Sight:
         memory = self._memory
         if memory is None:
             return None
-        return memory.read()[1] if self.whole_card else self._of_processes()
+        return self._of_card(memory) if self.whole_card else self._of_processes(memory)
 
     def close(self) -> None:
         """Look no more."""
@@ -223,25 +249,28 @@ class _Sight:
         if self._memory is None:
             return
         self._pids = listening_pids(addresses, address.port)
-        self.before = self._of_processes()
+        self.before = self._of_processes(self._memory)
         if self.before is None:
             self.whole_card = True
-            self.before = self.read()
+            self.before = self._of_card(self._memory)
 
-    def _of_processes(self) -> int | None:
-        memory = self._memory
-        if memory is None or not self._pids:
-            return None
-        by_pid, total = memory.read()
-        if total is None:
-            return None
-        used = 0
-        # No process at all on a card that is in use: they are hidden from us.
-        seen = not by_pid and total < _UNSEEN_BYTES
-        for pid, size in by_pid.items():
-            ours = is_descendant(pid, self._pids)
-            seen = seen or ours is not None
-            if ours and size is None:
-                return None
-            used += (size or 0) if ours else 0
-        return used if seen else None
+    def _of_card(self, memory: GpuMemory) -> int | None:
+        reading = memory.read()
+        if reading.total is None:
+            self.reason = reading.gap
+        return reading.total
+
+    def _of_processes(self, memory: GpuMemory) -> int | None:
+        reading = memory.read()
+        ours = {pid: is_descendant(pid, self._pids) for pid in reading.by_pid}
+        sizes = [reading.by_pid[pid] for pid, own in ours.items() if own]
+        used = sum(size or 0 for size in sizes)
+        if None in sizes:
+            self.reason = _UNTOLD
+        elif not used and reading.gap is not None:
+            self.reason = reading.gap
+        elif not self._pids or (ours and all(own is None for own in ours.values())):
+            self.reason = _UNSEEN
+        else:
+            return used
+        return None
