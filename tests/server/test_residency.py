@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 import ocgpu
-from ocgpu.server.admission import RefusedError
+from ocgpu.server.refusal import RefusedError
 from ocgpu.server.residency import Residency, is_local
 from tests.holders import Holder, holder
 

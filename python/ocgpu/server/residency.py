@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 from ocgpu.errors import OcgpuError
 from ocgpu.lease import Lease, lease_status
-from ocgpu.server.admission import RefusedError
+from ocgpu.server.refusal import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
