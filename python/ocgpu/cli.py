@@ -113,6 +113,8 @@ def make_parser() -> argparse.ArgumentParser:
     ocgpu.run.add_parser(commands)
     lease = _add(commands, "lease", _lease, "show who holds the lease of the GPU and who waits")
     _add_json(lease)
+    unload = _add(commands, "unload", _unload, "have a running serve evict all models now")
+    _add_settings(unload)
     check = _add(commands, "check", _check, "check the settings of serve and print them")
     _add_settings(check)
     return parser
@@ -179,6 +181,13 @@ def _check(arguments: argparse.Namespace) -> int:
     for name, text in describe(settings):
         sys.stdout.write(f"{name}={text}\n")
     return 0
+
+
+def _unload(arguments: argparse.Namespace) -> int:
+    settings = _settings(arguments)
+    from ocgpu.unload import unload
+
+    return unload(settings)
 
 
 def _demo(arguments: argparse.Namespace) -> int:

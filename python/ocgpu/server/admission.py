@@ -160,6 +160,8 @@ class Admission:
         self._lease = lease
         # Takes a lock that was handed over, with a card that is not freed, to one who just left.
         self.on_abandoned: Callable[[Grant], None] = Grant.release
+        # Grants so far, for who wants to know whether one came in between.
+        self.granted = 0
         self._ids = itertools.count(1)
         self._waiters: dict[int, _Waiter] = {}
         # Granted by the arbiter, and waiting for the machine's lease.
@@ -336,6 +338,7 @@ class Admission:
 
     def _deliver(self, grants: list[ArbiterGrant], cause: str) -> None:
         """Wake the waiters of `grants`, then tell about a change of state."""
+        self.granted += len(grants)
         for grant in grants:
             self._waiters[grant.id].set_result(grant)
             logger.debug("granted", extra={"kind": grant.kind, "request": grant.id})

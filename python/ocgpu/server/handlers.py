@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import ocgpu
 from ocgpu.errors import OcgpuError
@@ -14,6 +14,7 @@ from ocgpu.server.documents import (
     EventDocument,
     HealthDocument,
     LeaseDocument,
+    OwnLeaseDocument,
     PeersDocument,
     RegistryDocument,
     ReleasedDocument,
@@ -23,9 +24,9 @@ from ocgpu.server.documents import (
 from ocgpu.server.metrics import Metrics, Sample, family
 from ocgpu.server.probes import Probes
 from ocgpu.server.registry_view import RegistryView, peer_series
+from ocgpu.server.residency import Residency
 
 __all__ = [
-    "LEASE",
     "Knowledge",
     "events",
     "health",
@@ -35,12 +36,6 @@ __all__ = [
     "release",
     "unload",
 ]
-
-# Serve takes no lease of the machine yet; it says so where its readers look for it.
-LEASE: Final[SwitchDocument] = {
-    "enabled": False,
-    "reason": "serve does not take the machine lease yet",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +49,7 @@ class Knowledge:
     admission: Admission
     metrics: Metrics
     registry: RegistryView
+    residency: Residency
     probes: Probes
     started: float
     unload: Callable[[], Awaitable[dict[str, Any]]]
@@ -75,7 +71,8 @@ def health(known: Knowledge) -> tuple[int, HealthDocument]:
             "bytes": known.admission.waiting_bytes,
         },
         "draining": known.admission.closed,
-        "lease": LEASE,
+        "evicting": counts.evicting,
+        "lease": cast("OwnLeaseDocument", known.residency.document()),
         "registry": registry,
         "upstreams": known.probes.documents(),
         "version": ocgpu.__version__,
@@ -111,8 +108,11 @@ def events(known: Knowledge) -> list[EventDocument]:
 
 
 def release(known: Knowledge) -> ReleasedDocument:
-    """Reset the lock by force; say what that dropped."""
-    return cast("ReleasedDocument", known.admission.reset())
+    """Reset the lock by force, the machine's lease with it; say what that dropped."""
+    dropped = known.admission.reset()
+    # Before the waiters run that the reset let go: they take it anew.
+    known.residency.give_up()
+    return cast("ReleasedDocument", dropped)
 
 
 async def unload(known: Knowledge) -> UnloadedDocument:
