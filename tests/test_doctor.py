@@ -7,14 +7,19 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
+from ocgpu import doctor
 from ocgpu.cli import main
 from ocgpu.doctor import examine, report
 from ocgpu.doctor.finding import Finding, error, ok, split_message, warning
+from ocgpu.forms import Listen
 from ocgpu.settings import Settings, describe
 from tests.fakes import Engines
+from tests.processes import Processes
+from tests.server.served import start_serve
 
 LINES = [
     ok("gpu key", "card"),
@@ -96,6 +101,41 @@ def test_a_directory_that_is_missing_is_an_error_and_the_rest_is_examined(
     assert f"error    directory: `{gpu_dir}` does not exist; create it" in out
     assert f"gpu key: {gpu_key}, " in out
     assert "ok       ollama: " in out
+
+
+def test_an_upstream_at_its_default_address_is_needed_by_a_serve_alone() -> None:
+    assert doctor._needed(Settings(), serving=False) == (False, False)
+    assert doctor._needed(Settings(), serving=True) == (True, True)
+    assert doctor._needed(Settings(ollama_url="http://there"), serving=False) == (True, False)
+    assert doctor._needed(Settings(comfy_url="http://there"), serving=False) == (False, True)
+
+
+@pytest.mark.parametrize("running", [True, False])
+@pytest.mark.usefixtures("gpu_dir", "gpu_key")
+def test_a_running_serve_is_known_before_its_upstreams_are_judged(
+    engines: Engines,
+    processes: Processes,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    running: bool,
+) -> None:
+    served = start_serve(processes, engines, tmp_path / "log")
+    admin = Listen(host="127.0.0.1", port=urlsplit(served.admin).port or 0)
+    seen = []
+    needed = doctor._needed
+
+    def note(settings: Settings, *, serving: bool) -> tuple[bool, bool]:
+        seen.append(serving)
+        return needed(settings, serving=serving)
+
+    monkeypatch.setattr(doctor, "_needed", note)
+    urls = {"ollama_url": engines.ollama.url, "comfy_url": engines.comfy.url}
+    off: dict[str, None] = {"listen_ollama": None, "listen_comfy": None}
+
+    examine(Settings(**urls, **off, listen_admin=admin if running else None))
+
+    assert seen == [running]
 
 
 @pytest.mark.usefixtures("gpu_dir")

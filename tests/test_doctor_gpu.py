@@ -170,6 +170,15 @@ def test_a_working_driver_is_named_by_its_version(nvml: Nvml) -> None:
     assert nvml.started == 0
 
 
+def test_a_driver_that_lists_no_card_though_there_is_one_is_a_warning(nvml: Nvml) -> None:
+    nvml.cards = []
+    driver = gpu.look_at_driver()
+
+    assert gpu.check_driver(driver, None)[0].status == "ok"
+    (finding,) = gpu.check_driver(driver, "/dev/nvidiactl")
+    assert (finding.status, "`--gpus all`" in str(finding.remedy)) == ("warning", True)
+
+
 def test_a_driver_that_lost_a_card_is_an_error(nvml: Nvml) -> None:
     nvml.failing = {
         f"nvmlDeviceGetHandleByIndex:{H200.uuid}",

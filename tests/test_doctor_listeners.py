@@ -21,7 +21,7 @@ HEALTH = {"state": "idle", "llm_inflight": 0, "image_pending": 0, "version": ocg
 
 
 def listener(listen: Listen | None) -> Finding:
-    (finding,) = listeners.check_listener("LISTEN_ADMIN", listen)
+    (finding,) = listeners.check_listener("LISTEN_ADMIN", listen, listeners.ask_listener(listen))
     return finding
 
 

@@ -56,6 +56,17 @@ def test_an_engine_that_is_down_is_an_error(engines: Engines) -> None:
     )
 
 
+def test_an_engine_that_nobody_needs_yet_is_a_warning_when_it_is_down(engines: Engines) -> None:
+    engines.kill(engines.comfy)
+
+    (down,) = upstreams.check_comfy(engines.comfy.url, LISTEN, needed=False)
+    (wrong,) = upstreams.check_ollama("http://engine.invalid:1", needed=False)
+
+    assert (down.status, "no serve runs" in down.found) == ("warning", True)
+    assert "`COMFY_URL`" in str(down.remedy)
+    assert wrong.status == "error"
+
+
 def test_a_name_that_nobody_knows_is_an_error() -> None:
     finding = ollama("http://engine.invalid:1")
 

@@ -70,7 +70,7 @@ def examine(settings: "Settings", gpu_wanted: str | int | None = None) -> list[F
     findings += _run([("directory", partial(_check_place, key))])
     if key is not None:
         findings += _run(_sharing(key))
-    findings += _in_parallel(_web(settings))
+    findings += _check_web(settings)
     findings += machine.check_versions()
     findings += machine.check_open_files(machine.open_files_limit(), settings.max_queue)
     findings += clock.check_source(clock.current_source())
@@ -80,12 +80,6 @@ def examine(settings: "Settings", gpu_wanted: str | int | None = None) -> list[F
 
 def _run(checks: Sequence[tuple[str, Check]]) -> list[Finding]:
     return [finding for name, check in checks for finding in _guarded(name, check)]
-
-
-def _in_parallel(checks: Sequence[tuple[str, Check]]) -> list[Finding]:
-    with ThreadPoolExecutor(max_workers=len(checks)) as pool:
-        answers = pool.map(lambda named: _guarded(*named), checks)
-        return [finding for findings in answers for finding in findings]
 
 
 def _guarded(name: str, check: Check) -> list[Finding]:
@@ -100,7 +94,7 @@ def _check_place(key: str | None) -> list[Finding]:
     # The core alone knows which directory it is; a lease that is never taken tells, for any key.
     directory = Lease(key or "doctor").path.parent
     findings = place.check_directory(directory)
-    if findings[0].status == "error" and not directory.is_dir():
+    if not os.path.isdir(directory):  # noqa: PTH112  # where one may not look, it is none
         return findings
     mount = mounts.mount_of(directory, mounts.parse_mounts(_read("/proc/self/mountinfo")))
     if mount is not None:
@@ -129,19 +123,37 @@ def _sharing(key: str) -> list[tuple[str, Check]]:
     ]
 
 
-def _web(settings: "Settings") -> list[tuple[str, Check]]:
-    return [
-        ("ollama", partial(upstreams.check_ollama, settings.ollama_url)),
-        ("comfyui", partial(upstreams.check_comfy, settings.comfy_url, settings.listen_comfy)),
-        *(
-            (name, partial(listeners.check_listener, name, listen))
-            for name, listen in (
-                ("LISTEN_OLLAMA", settings.listen_ollama),
-                ("LISTEN_COMFY", settings.listen_comfy),
-                ("LISTEN_ADMIN", settings.listen_admin),
-            )
-        ),
+def _check_web(settings: "Settings") -> list[Finding]:
+    """Ask our listeners, then the upstreams; each of them may take its seconds to say nothing."""
+    listening = {
+        "LISTEN_OLLAMA": settings.listen_ollama,
+        "LISTEN_COMFY": settings.listen_comfy,
+        "LISTEN_ADMIN": settings.listen_admin,
+    }
+    with ThreadPoolExecutor(max_workers=len(listening)) as pool:
+        answers = list(pool.map(listeners.ask_listener, listening.values()))
+        serving = any(health.document is not None for health in answers)
+        needed = _needed(settings, serving=serving)
+        ollama = partial(upstreams.check_ollama, settings.ollama_url, needed=needed[0])
+        comfy = partial(
+            upstreams.check_comfy, settings.comfy_url, settings.listen_comfy, needed=needed[1]
+        )
+        checks: list[tuple[str, Check]] = [("ollama", ollama), ("comfyui", comfy)]
+        found = list(pool.map(lambda named: _guarded(*named), checks))
+    found += [
+        listeners.check_listener(name, listen, health)
+        for (name, listen), health in zip(listening.items(), answers, strict=True)
     ]
+    return [finding for findings in found for finding in findings]
+
+
+def _needed(settings: "Settings", *, serving: bool) -> tuple[bool, bool]:
+    """Whether Ollama and ComfyUI must be there: a serve runs, or somebody said where they are."""
+    default = type(settings)()
+    return (
+        serving or settings.ollama_url != default.ollama_url,
+        serving or settings.comfy_url != default.comfy_url,
+    )
 
 
 def _read(path: str) -> str:

@@ -45,7 +45,7 @@ def look_around(
         environ: The environment.
         init: The root directory of process 1.
     """
-    own_ipc = Path("/proc/self/ns/ipc").stat().st_ino != _INITIAL_IPC
+    own_ipc = _own_ipc(Path("/proc/self/ns/ipc"))
     return Surroundings(
         _evidence(environ, own_ipc=own_ipc), _shared(directory, init), own_ipc, mount
     )
@@ -59,6 +59,13 @@ def _evidence(environ: Mapping[str, str], *, own_ipc: bool) -> str | None:
         if environ.get(name):
             return f"`{name}` is set"
     return "it has an IPC namespace of its own" if own_ipc else None
+
+
+def _own_ipc(namespace: Path) -> bool:
+    try:
+        return namespace.stat().st_ino != _INITIAL_IPC
+    except OSError:  # a kernel without such namespaces
+        return False
 
 
 def _shared(directory: Path, init: Path) -> bool | None:

@@ -118,6 +118,9 @@ def check_driver(driver: Driver, nvidia: str | None) -> list[Finding]:
         if lost:
             remedy = "see `nvidia-smi` and `dmesg`, then reset it or reboot"
             return [error(_DRIVER, f"{found}, {lost} without an answer", remedy)]
+        if not count and nvidia is not None:
+            remedy = "give the container its GPUs: start it with `--gpus all`"
+            return [warning(_DRIVER, f"{found}, though there is one ({nvidia})", remedy)]
         return [ok(_DRIVER, found)]
     if driver.state == "mismatch":
         remedy = "reboot, or unload and load the kernel's module: it is older than the libraries"

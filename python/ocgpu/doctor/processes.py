@@ -55,13 +55,21 @@ def find_uses(names: Collection[str]) -> Uses:
             elsewhere = bool(files) and (folder / "ns/mnt").readlink() != own_mounts
             command = (folder / "comm").read_text(errors="replace").strip() if files else ""
         except PermissionError:
-            hidden += 1
+            hidden += _is_program(folder)
             continue
         except (OSError, ValueError):  # it ended meanwhile
             continue
         pid = int(folder.name)
         seen += [Use(pid, command, path, which, elsewhere) for path, which in files.items()]
     return Uses(sorted(seen), hidden)
+
+
+def _is_program(folder: Path) -> bool:
+    """Whether it is no thread of the kernel, which has no files; everybody may see that."""
+    try:
+        return (folder / "cmdline").read_bytes() != b""
+    except OSError:
+        return False
 
 
 def _files(folder: Path, names: Collection[str]) -> Iterator[tuple[Path, Identity]]:

@@ -68,29 +68,35 @@ _COMFY: Final = _Kind(
 )
 
 
-def check_ollama(url: str) -> list[Finding]:
-    """Look at the Ollama of a URL; "" is none."""
+def check_ollama(url: str, *, needed: bool = True) -> list[Finding]:
+    """Look at the Ollama of a URL.
+
+    Args:
+        url: Where; "" is none.
+        needed: Whether somebody set the URL or runs a serve: then it must be there.
+    """
     if not url:
         return [ok(_OLLAMA.name, "off: OLLAMA_URL is empty")]
     address = Address.parse(url)
-    finding = _identify(_OLLAMA, address)
+    finding = _identify(_OLLAMA, address, needed=needed)
     if finding.status == "ok" and _refused(address, _OLLAMA, {"Origin": "http://localhost"}):
         found = f"{finding.found}, answers 403 to a page of http://localhost (Origin)"
         return [warning(_OLLAMA.name, found, "see `OLLAMA_ORIGINS` where Ollama is started")]
     return [finding]
 
 
-def check_comfy(url: str, listen: "Listen | None") -> list[Finding]:
-    """Look at the ComfyUI of a URL; "" is none.
+def check_comfy(url: str, listen: "Listen | None", *, needed: bool = True) -> list[Finding]:
+    """Look at the ComfyUI of a URL.
 
     Args:
-        url: Where.
+        url: Where; "" is none.
         listen: Our listener in front of it, whose name a browser sends as Host and Origin.
+        needed: As for `check_ollama`.
     """
     if not url:
         return [ok(_COMFY.name, "off: COMFY_URL is empty")]
     address = Address.parse(url)
-    finding = _identify(_COMFY, address)
+    finding = _identify(_COMFY, address, needed=needed)
     host = f"127.0.0.1:{listen.port}" if listen else address.authority.decode()
     page = {"Host": host, "Origin": f"http://{host}", "Sec-Fetch-Site": "same-origin"}
     if finding.status == "ok" and _refused(address, _COMFY, page):
@@ -107,7 +113,7 @@ def _refused(address: Address, kind: _Kind, headers: dict[str, str]) -> bool:
         return False
 
 
-def _identify(kind: _Kind, address: Address) -> Finding:
+def _identify(kind: _Kind, address: Address, *, needed: bool) -> Finding:
     try:
         answer = ask(address, kind.path)
         if is_serve(ask(address, "/healthz")):
@@ -115,7 +121,11 @@ def _identify(kind: _Kind, address: Address) -> Finding:
             return error(kind.name, found, f"set `{kind.variable}` to the engine itself")
         return _judge(kind, address, answer)
     except AskError as problem:
-        return error(kind.name, f"{address.url}: {problem.found}", problem.remedy)
+        found = f"{address.url}: {problem.found}"
+        if problem.refused and not needed:
+            remedy = f"start it, or set `{kind.variable}`, before `ocgpu serve` is used"
+            return warning(kind.name, f"{found}, and no serve runs that would need it", remedy)
+        return error(kind.name, found, problem.remedy)
 
 
 def is_serve(answer: Answer) -> bool:
