@@ -3,6 +3,8 @@
 import sys
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -97,6 +99,15 @@ def test_two_serves_on_one_card_are_an_error(
     assert f"(pids {first.process.pid}, {second.process.pid})" in finding.found
     second.stop()
     assert serves(gpu_key).status == "ok"
+
+
+def test_other_peers_and_dead_ones_are_no_serves() -> None:
+    def peer(name: str, state: str) -> Any:  # noqa: ANN401  # as much of a `Peer` as is looked at
+        return SimpleNamespace(name=name, state=state, pid=7, alive=state != "dead")
+
+    crowd = [peer("ocgpu-serve", "ungated"), peer("ocgpu-serve", "dead"), peer("train", "running")]
+
+    assert company.judge_peers(crowd)[1] == Finding("serves", "ok", "1 on this GPU")
 
 
 def test_a_lease_is_free_or_held_and_waited_for_by_name(gpu_key: str) -> None:

@@ -143,11 +143,11 @@ def test_processes_that_use_the_same_files_are_counted(paths: Files) -> None:
         (finding,) = uses_of(paths)
 
     assert finding.status == "ok"
-    assert finding.found.startswith("1 other processes use these files")
+    assert finding.found.startswith("other processes that use these files: 1")
 
 
 def test_nobody_is_well(paths: Files) -> None:
-    assert uses_of(paths)[0].found.startswith("0 other")
+    assert uses_of(paths)[0].found.startswith("other processes that use these files: 0")
 
 
 def test_a_lease_that_is_held_on_a_deleted_file_is_an_error(paths: Files) -> None:
@@ -193,7 +193,7 @@ def test_a_mapping_without_a_descriptor_is_seen(paths: Files) -> None:
     with remote() as seed:
         seed.ask(hold.format(path=str(paths.segment)))
         assert not any(paths.segment.name in fd for fd in seed.ask(DESCRIPTORS))
-        assert uses_of(paths)[0].found.startswith("1 other")
+        assert uses_of(paths)[0].found.startswith("other processes that use these files: 1")
 
         paths.segment.unlink()
 
@@ -245,7 +245,8 @@ def test_processes_that_may_not_be_looked_at_are_counted_and_said(
         assert other.ask("uses.hidden") > 0
         (finding,) = other.ask("files.check_uses(paths, uses, set())")
     assert finding[1] == "ok"
-    assert "processes cannot be looked at, root can" in finding[2]
+    assert "; that may not be looked at: " in finding[2]
+    assert finding[2].endswith(" (root may)")
     assert len(list(shared_dir.iterdir())) == 2
 
 
@@ -266,7 +267,11 @@ def test_files_with_a_flock_are_read_out_of_proc(tmp_path: Path) -> None:
         fcntl.flock(file, fcntl.LOCK_SH)
 
         assert (found.st_dev, found.st_ino) in flocked(Path("/proc/locks").read_text())
-    assert flocked("1: -> FLOCK ADVISORY WRITE 1 fe:00:5 0 EOF\n2: OFDLCK x\n") == set()
+    assert flocked("""1: OFDLCK ADVISORY  WRITE -1 fe:00:5 0 EOF
+1: -> FLOCK  ADVISORY  WRITE 1 fe:00:6 0 EOF
+2: FLOCK  ADVISORY  WRITE 1 <none>:0 0 EOF
+3: FLOCK  ADVISORY  READ 1 fe:10:7 0 EOF
+""") == {(os.makedev(0xFE, 0x10), 7)}
 
 
 def test_a_stopped_process_is_told_from_one_that_runs() -> None:

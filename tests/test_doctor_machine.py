@@ -3,6 +3,7 @@
 import time
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -18,6 +19,15 @@ def test_the_clocks_of_this_machine_are_read_as_one_moment() -> None:
 
     assert before[0] <= reading.wall <= time.time()
     assert before[1] <= reading.monotonic <= time.monotonic()
+
+
+def test_the_pair_that_took_least_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    wall = iter([1000.0, 1001.0, 1002.0, 1003.0])
+    monotonic = iter([0.0, 1.0, 2.0, 3.0, 3.5, 4.0, 5.0])
+    clocks = SimpleNamespace(time=lambda: next(wall), monotonic=lambda: next(monotonic))
+    monkeypatch.setattr(clock, "time", clocks)
+
+    assert clock.read_clocks(attempts=3) == Reading(1002.0, 3.25)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +60,8 @@ def test_the_clock_source_is_read_where_there_is_one(tmp_path: Path) -> None:
     assert clock.current_source(tmp_path / "none") is None
     (tmp_path / "source").write_text("tsc\n")
     assert clock.current_source(tmp_path / "source") == "tsc"
+    (tmp_path / "source").write_text("\n")
+    assert clock.current_source(tmp_path / "source") is None
 
 
 def test_the_versions_installed_here_are_well_and_named() -> None:

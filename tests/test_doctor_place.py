@@ -216,6 +216,9 @@ DOCKER = HOST._replace(evidence="`/.dockerenv` exists", own_ipc=True, mount=moun
         (HOST._replace(mount=None), "ok", "no container"),
         (HOST._replace(mount=mount("tmpfs", "shm")), "ok", "no container"),
         (DOCKER, "warning", "memory of this container"),
+        (DOCKER._replace(own_ipc=False), "warning", "memory of this container"),
+        (DOCKER._replace(own_ipc=False, mount=mount("tmpfs", "none")), "ok", "a container"),
+        (DOCKER._replace(mount=None), "ok", "a container"),
         (DOCKER._replace(mount=mount("tmpfs", "tmpfs")), "ok", "a container"),
         (DOCKER._replace(mount=mount("tmpfs", "none")), "warning", "memory of this container"),
         (DOCKER._replace(mount=mount("ext4", "/dev/sda")), "ok", "a container"),
@@ -232,6 +235,26 @@ def test_a_directory_of_a_container_alone_is_told_from_one_of_the_machine(
     if status == "warning":
         assert "`--ipc=host`" in str(finding.remedy)
         assert "-v /dev/shm:/dev/shm" in str(finding.remedy)
+
+
+def test_what_tells_a_container_is_named(tmp_path: Path) -> None:
+    def evidence(environ: dict[str, str], *, marked: bool = False) -> str | None:
+        marker = tmp_path if marked else tmp_path / "none"
+        return container.look_around(tmp_path, None, environ, markers=[str(marker)]).evidence
+
+    # The tests may run in a container themselves.
+    assert evidence({}) in {None, "it has an IPC namespace of its own"}
+    assert evidence({"container": "podman"}) == "`container` is set"
+    assert evidence({"container": ""}, marked=True) == f"`{tmp_path}` exists"
+
+
+def test_an_ipc_namespace_of_ones_own_tells_a_container() -> None:
+    with remote(in_namespaces("--ipc")) as inside:
+        inside.ask("from ocgpu.doctor import container")
+        inside.ask("around = container.look_around(Path('/'), None, {}, markers=[])")
+
+        assert inside.ask("around.own_ipc") is True
+        assert inside.ask("around.evidence") == "it has an IPC namespace of its own"
 
 
 def test_without_a_gpu_a_private_directory_parts_nobody() -> None:

@@ -56,6 +56,31 @@ def test_an_engine_that_is_down_is_an_error(engines: Engines) -> None:
     )
 
 
+@pytest.mark.parametrize("host", ["a..b", "x" * 64])
+def test_a_name_that_cannot_be_one_is_an_error(host: str) -> None:
+    assert "its name is not known" in ollama(f"http://{host}:1").found
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("[" * 60000, "is no Ollama"),
+        ('{"version": "' + "\x1b[2J" * 10 + '"}', "is no Ollama"),
+        ('{"version": "' + "\\u001b[2J" * 6000 + '"}', "Ollama \\x1b[2J\\x1b[2J"),
+        ('{"version": 1}', "is no Ollama"),
+        ("[1]", "is no Ollama"),
+    ],
+    ids=["deep", "raw", "escapes", "number", "list"],
+)
+def test_an_answer_that_means_harm_is_shown_short_and_harmless(body: str, words: str) -> None:
+    with server(document(body)) as port:
+        finding = ollama(f"http://127.0.0.1:{port}")
+
+    assert words in finding.found
+    assert finding.found.isprintable()
+    assert len(finding.found) < 2100
+
+
 def test_an_engine_that_nobody_needs_yet_is_a_warning_when_it_is_down(engines: Engines) -> None:
     engines.kill(engines.comfy)
 

@@ -1,6 +1,6 @@
 """Does this process share the directory with the rest of the machine, or has it one of its own?"""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -36,6 +36,7 @@ def look_around(
     mount: Mount | None,
     environ: Mapping[str, str],
     init: Path = Path("/proc/1/root"),
+    markers: Sequence[str] = _MARKERS,
 ) -> Surroundings:
     """Look at marker files, namespaces, and the directory as process 1 has it.
 
@@ -44,15 +45,16 @@ def look_around(
         mount: What it lies on; None where that is not known.
         environ: The environment.
         init: The root directory of process 1.
+        markers: Files that a container's runtime leaves in it.
     """
     own_ipc = _own_ipc(Path("/proc/self/ns/ipc"))
     return Surroundings(
-        _evidence(environ, own_ipc=own_ipc), _shared(directory, init), own_ipc, mount
+        _evidence(environ, markers, own_ipc=own_ipc), _shared(directory, init), own_ipc, mount
     )
 
 
-def _evidence(environ: Mapping[str, str], *, own_ipc: bool) -> str | None:
-    for marker in _MARKERS:
+def _evidence(environ: Mapping[str, str], markers: Sequence[str], *, own_ipc: bool) -> str | None:
+    for marker in markers:
         if Path(marker).exists():
             return f"`{marker}` exists"
     for name in _VARIABLES:

@@ -147,9 +147,12 @@ def check_uses(files: Files, uses: Uses, locked: Collection[Identity]) -> list[F
         idle = path in {files.lease, files.queue} and use.identity not in locked
         if use.identity != current[path] and not idle:
             findings.append(_other_file(use, path, current[path]))
-    hidden = f"; {uses.hidden} processes cannot be looked at, root can" if uses.hidden else ""
     count = len({use.pid for use in uses.seen})
-    return findings or [ok(_USES, f"{count} other processes use these files{hidden}")]
+    found = f"other processes that use these files: {count}"
+    if uses.hidden:
+        found += f"; that may not be looked at: {uses.hidden}"
+        found += " (root may)" if os.geteuid() else ""
+    return findings or [ok(_USES, found)]
 
 
 def _identity(path: Path) -> Identity | None:

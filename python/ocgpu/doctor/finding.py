@@ -1,11 +1,12 @@
 """What a check found: a status, a sentence, and what to do about it."""
 
-from typing import Literal, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from ocgpu.text import printable
 
 __all__ = ["Finding", "Status", "error", "ok", "split_message", "warning"]
 
+_LENGTH_MAX: Final = 2000  # 16 peers with long names; not all that an upstream may say
 Status = Literal["ok", "warning", "error"]
 
 
@@ -27,17 +28,22 @@ class Finding(NamedTuple):
 
 def ok(check: str, found: str) -> Finding:
     """Say that nothing is wrong. Names and reasons in `found` may be as others wrote them."""
-    return Finding(check, "ok", printable(found))
+    return Finding(check, "ok", _shown(found))
 
 
 def warning(check: str, found: str, remedy: str) -> Finding:
     """Say that somebody may stumble over this; texts as for `ok`."""
-    return Finding(check, "warning", printable(found), printable(remedy))
+    return Finding(check, "warning", _shown(found), _shown(remedy))
 
 
 def error(check: str, found: str, remedy: str) -> Finding:
     """Say that something does not work, or not as it seems; texts as for `ok`."""
-    return Finding(check, "error", printable(found), printable(remedy))
+    return Finding(check, "error", _shown(found), _shown(remedy))
+
+
+def _shown(text: str) -> str:
+    shown = printable(text)
+    return shown if len(shown) <= _LENGTH_MAX else f"{shown[:_LENGTH_MAX]}…"
 
 
 def split_message(message: str) -> tuple[str, str]:

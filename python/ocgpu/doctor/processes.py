@@ -5,6 +5,7 @@ and passed over.
 """
 
 import os
+import re
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -16,6 +17,10 @@ Identity = tuple[int, int]
 
 _PROC: Final = Path("/proc")
 _DELETED: Final = " (deleted)"
+# `1: FLOCK  ADVISORY  WRITE 4711 00:1b:5448974 0 EOF`
+_FLOCK: Final = re.compile(
+    r"^\d+: FLOCK +\w+ +\w+ +-?\d+ +([0-9a-f]+):([0-9a-f]+):(\d+) ", re.MULTILINE
+)
 
 
 class Use(NamedTuple):
@@ -95,14 +100,14 @@ def _named(text: str, names: Collection[str]) -> Path | None:
 
 
 def flocked(locks: str) -> set[Identity]:
-    """Read which files have a flock(2) on them, out of the text of `/proc/locks`."""
-    found = set()
-    for line in locks.splitlines():
-        fields = line.split()
-        if len(fields) > 5 and fields[1] == "FLOCK":
-            major, minor, inode = fields[5].split(":")
-            found.add((os.makedev(int(major, 16), int(minor, 16)), int(inode)))
-    return found
+    """Read which files have a flock(2) on them, out of the text of `/proc/locks`.
+
+    Those who wait for one, and locks without a file, are passed over.
+    """
+    return {
+        (os.makedev(int(found[1], 16), int(found[2], 16)), int(found[3]))
+        for found in _FLOCK.finditer(locks)
+    }
 
 
 def is_stopped(pid: int) -> bool:

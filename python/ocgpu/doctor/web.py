@@ -33,7 +33,7 @@ class Answer(NamedTuple):
         """Read the body as a JSON object; empty where it is none."""
         try:
             document = json.loads(self.body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return {}
         return document if isinstance(document, dict) else {}
 
@@ -74,6 +74,8 @@ def ask(address: Address, path: str, headers: Mapping[str, str] | None = None) -
             return _exchange(connection, target, sent | dict(headers or {}))
     except ssl.SSLError as problem:
         raise AskError(*_no_tls(problem)) from None
+    except UnicodeError:  # of a host with a label that no name may have
+        raise AskError(*_no_answer(socket.gaierror())) from None
     except OSError as problem:
         refused = isinstance(problem, ConnectionRefusedError)
         raise AskError(*_no_answer(problem), refused=refused) from None
