@@ -124,6 +124,17 @@ def test_a_lease_is_free_or_held_and_waited_for_by_name(gpu_key: str) -> None:
     assert f"; waiting: {PYTHON} (pid {waiter.pid})" in finding.found
 
 
+def test_a_holder_that_cannot_be_known_is_said_to_be_so() -> None:
+    status: Any = SimpleNamespace(held=True, mode="shared", holders=[], waiters=[])
+
+    (finding,) = company.judge_lease(status)
+
+    assert finding == Finding("lease", "ok", "held, shared, by a process not known")
+
+    status.holders = [SimpleNamespace(pid=None, name=None, reason=None)]
+    assert company.judge_lease(status)[0].found == "held, shared, by ? (pid not known)"
+
+
 def test_a_stopped_holder_is_a_warning(gpu_key: str) -> None:
     with remote() as held:
         held.ask("lease = Lease(); lease.acquire()")

@@ -118,6 +118,14 @@ def test_two_files_under_the_two_names_are_an_error(paths: Files) -> None:
         assert "two files" in segment(paths).found
 
 
+def test_a_segment_that_has_one_of_its_names_yet_is_well(paths: Files) -> None:
+    paths.plain.write_bytes(bytes(4096))
+    paths.plain.chmod(0o666)
+
+    assert segment(paths).status == "ok"
+    assert str(paths.plain) in segment(paths).found
+
+
 @pytest.mark.parametrize("what", ["link", "fifo"])
 def test_something_else_in_the_place_of_a_file_is_an_error(paths: Files, what: str) -> None:
     for path in (paths.plain, paths.queue):

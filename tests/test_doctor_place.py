@@ -26,7 +26,11 @@ MOUNTINFO = r"""
 27 1 254:0 / / rw - ext4 /dev/vda rw
 40 27 0:60 / /mnt/two\040words rw - nfs4 server:/share rw
 a line of another form
-50 27 x:y / /bad rw - tmpfs none rw
+50 27 x:1 / /bad rw - tmpfs none rw
+51 27 1:y / /bad rw - tmpfs none rw
+52 27 0:1 / /bad rw tmpfs none rw
+53 27 0:1 / /bad - tmpfs none rw
+54 27 0:1 / /bad rw - tmpfs
 """
 MOUNTS = parse_mounts(MOUNTINFO)
 # Prints what the checks on the directory find, a status and a sentence each.
@@ -115,6 +119,14 @@ def test_a_directory_without_room_is_an_error(gpu_dir: Path, options: str, words
 
     assert (status, words in found) == ("error", True), found
     assert list(gpu_dir.iterdir()) == []
+
+
+@pytest.mark.usefixtures("gpu_dir")
+def test_a_file_system_without_a_size_is_not_full() -> None:
+    findings = checked(in_namespaces("--mount"), 'mount -t ramfs none "$OCGPU_DIR"')
+
+    assert findings["directory"][0] == "ok"
+    assert findings["file system"] == ("ok", f"ramfs at `{os.environ['OCGPU_DIR']}`, in memory")
 
 
 @pytest.mark.parametrize(

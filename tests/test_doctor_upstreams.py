@@ -56,6 +56,21 @@ def test_an_engine_that_is_down_is_an_error(engines: Engines) -> None:
     )
 
 
+@pytest.mark.parametrize("body", ['{"system": 1, "devices": []}', '{"system": {}}', "{}"])
+def test_a_document_of_another_shape_is_no_comfyui(body: str) -> None:
+    with server(document(body)) as port:
+        finding = comfy(f"http://127.0.0.1:{port}")
+
+    assert (finding.status, "is no ComfyUI" in finding.found) == ("error", True)
+
+
+def test_a_comfyui_that_does_not_tell_its_version_is_one() -> None:
+    with server(document('{"system": {}, "devices": []}')) as port:
+        finding = comfy(f"http://127.0.0.1:{port}")
+
+    assert (finding.status, "of unknown version" in finding.found) == ("ok", True)
+
+
 @pytest.mark.parametrize("host", ["a..b", "x" * 64])
 def test_a_name_that_cannot_be_one_is_an_error(host: str) -> None:
     assert "its name is not known" in ollama(f"http://{host}:1").found
