@@ -35,9 +35,17 @@ class Processes:
         self._started: list[subprocess.Popen[bytes]] = []
 
     def start(
-        self, command: Sequence[str], *, log: Path, environ: Mapping[str, str] | None = None
+        self,
+        command: Sequence[str],
+        *,
+        log: Path,
+        environ: Mapping[str, str] | None = None,
+        descriptors: Sequence[int] = (),
     ) -> subprocess.Popen[bytes]:
-        """Start `command` in a session of its own, its output and errors in the file `log`."""
+        """Start `command` in a session of its own, its output and errors in the file `log`.
+
+        `descriptors` are open in it under the same numbers.
+        """
         full = {**os.environ, **self._environ, **(environ or {})}
         with log.open("wb") as output:
             process = subprocess.Popen(
@@ -47,6 +55,7 @@ class Processes:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                pass_fds=descriptors,
             )
         self._started.append(process)
         return process

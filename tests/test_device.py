@@ -3,9 +3,9 @@ from pathlib import Path
 
 import pytest
 
-from ocgpu.device import Gpu, gpu_argument, gpu_key, gpus, resolve_key, visible
+from ocgpu.device import Gpu, GpuMemory, gpu_argument, gpu_key, gpus, resolve_key, visible
 from ocgpu.errors import ConfigError, NoGpuError
-from tests.fakes.nvml import GIB, Card, FakeNvml, three_gpus
+from tests.fakes.nvml import GIB, Card, FakeNvml, Process, three_gpus
 
 UUIDS = ["GPU-aaaa1111-0000", "GPU-aaaa2222-0000", "GPU-bbbb3333-0000"]
 
@@ -273,3 +273,54 @@ def test_digits_on_the_command_line_are_the_number_of_a_device(text: str, gpu: s
 def test_an_illegal_device_number_is_refused(device: object) -> None:
     with pytest.raises(ConfigError, match=r"invalid `device`: .*; use a whole number from 0 on"):
         gpu_key(device)  # type: ignore[arg-type]
+
+
+def test_memory_in_use_is_told_by_process_over_all_cards(nvml: FakeNvml) -> None:
+    first, second, _ = nvml.cards
+    first.computing = [Process(7, 3 * GIB), Process(8, GIB), Process(9, None)]
+    # One that also draws is listed twice, with the same memory.
+    first.drawing = [Process(7, 3 * GIB), Process(10, GIB)]
+    second.computing = [Process(7, 2 * GIB), Process(9, GIB)]
+    memory = GpuMemory.open()
+    assert memory is not None
+
+    by_pid, total = memory.read()
+
+    assert by_pid == {7: 5 * GIB, 8: GIB, 9: None, 10: GIB}
+    assert total == (139 - 100 + 15 - 1) * GIB
+    memory.close()
+    assert nvml.started == 0
+
+
+def test_a_card_that_is_lost_hides_its_own_memory_alone(nvml: FakeNvml) -> None:
+    nvml.failing = {
+        f"{question}:{UUIDS[0]}"
+        for question in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetComputeRunningProcesses")
+    }
+    nvml.cards[0].computing = [Process(7, GIB)]
+    nvml.cards[1].computing = [Process(8, GIB)]
+    memory = GpuMemory.open()
+    assert memory is not None
+
+    assert memory.read() == ({8: GIB}, 14 * GIB)
+    memory.close()
+
+
+@pytest.mark.usefixtures("no_nvml")
+def test_without_nvml_no_memory_is_seen() -> None:
+    assert GpuMemory.open() is None
+
+
+def test_with_nvml_that_does_not_start_no_memory_is_seen(nvml: FakeNvml) -> None:
+    nvml.failing = {"nvmlInit"}
+
+    assert GpuMemory.open() is None
+
+
+def test_without_any_card_that_answers_the_memory_is_unknown(nvml: FakeNvml) -> None:
+    nvml.failing = {"nvmlDeviceGetCount"}
+    memory = GpuMemory.open()
+    assert memory is not None
+
+    assert memory.read() == ({}, None)
+    memory.close()

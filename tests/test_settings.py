@@ -1,9 +1,11 @@
+import socket
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from ocgpu.errors import ConfigError
+from ocgpu.networks import PRIVATE, networks
 from ocgpu.settings import VARIABLES, Listen, Settings, describe, load_settings, near_misses
 from ocgpu.text import printable
 
@@ -44,6 +46,17 @@ def test_every_field_has_one_variable_and_every_variable_a_field() -> None:
         ("OLLAMA_URL", "https://ollama.lan", "https://ollama.lan"),
         ("OLLAMA_URL", "HTTP://gpu_box:80/", "http://gpu_box:80"),
         ("COMFY_URL", "http://[::1]:9", "http://[::1]:9"),
+        ("COMFY_URL", "HTTPS://[::FFFF:10.0.0.5]", "https://[::FFFF:10.0.0.5]"),
+        ("OLLAMA_URL", "https://gpu.lan/ollama/", "https://gpu.lan/ollama"),
+        ("OLLAMA_URL", "http://h/a/b%20c/d@e:f;g", "http://h/a/b%20c/d@e:f;g"),
+        ("OLLAMA_URL", "http://me:p%40ss%2Fw:rd@h:1/x", "http://me:p%40ss%2Fw:rd@h:1/x"),
+        ("OLLAMA_URL", "http://token@[::1]:1", "http://token@[::1]:1"),
+        ("TRUSTED_PROXIES", "none", ()),
+        ("TRUSTED_PROXIES", "Private", PRIVATE),
+        ("TRUSTED_PROXIES", "all", networks("0.0.0.0/0,::/0")),
+        ("TRUSTED_PROXIES", "10.0.0.5, fd00::/8", networks("10.0.0.5/32,fd00::/8")),
+        ("TRUSTED_PROXIES", "203.0.113.7,private", (*PRIVATE, *networks("203.0.113.7"))),
+        ("OLLAMA_HOSTS", "ollama.lan,AI.lan", ("ollama.lan", "ai.lan")),
         ("UNLOAD_TIMEOUT", "1m30s", 90.0),
         ("JOB_TIMEOUT", "1.5h", 5400.0),
         ("LLM_WAIT_TIMEOUT", "0", 0.0),
@@ -78,9 +91,13 @@ ILLEGAL = {
         "|127.1:80|300.0.0.1:80|127.0.0.1:80/x|http://a:1"
     ),
     "OLLAMA_URL COMFY_URL": (
-        "127.0.0.1:11434|ftp://a|http://|http://a:0|http://a:65536|http://a:x|http://a/base|http://a?"
-        "|http://a#|http://u:p@a|http://a b|http://a\nb|http://[::1|http://[x]|http://-a|http://a:"
-        "|http://ä.lan|//a"
+        "127.0.0.1:11434|ftp://a|http://|http://a:0|http://a:65536|http://a:x|http://a?|http://a/?b"
+        "|http://a#|http://a/b#c|http://a b|http://a\nb|http://[::1|http://[x]|http://-a|http://a:"
+        "|http://ä.lan|//a|http://a/b c|http://a/\x7f|http://a/ä|http://a/..|http://a/b/../c"
+        "|http://a/./b|http://a/%2e%2E/b|http://a/..%2fb|http://a/..%5cb|http://a/%zz|http://a/%4"
+        "|http://a/%0d%0aX|http://@a|http://u:p@|http://u:p@ss@a|http://u:p/w@a|http://u%3Av:p@a"
+        "|http://u:p%0a@a|http://u:p%@a|http://u:pä@a|http:/u:p@a|u:p@a:1|http://u:p@a?b|https:a"
+        "|http://[fe80::1%25lo]|http://a%2eb|http://::1:80|http://[127.0.0.1]|http\u017f://a"
     ),
     "UNLOAD_TIMEOUT JOB_TIMEOUT CONNECT_TIMEOUT": "0|0s|60|-1s|nan|inf|soon|1h-1s",
     "LLM_WAIT_TIMEOUT IMAGE_WAIT_TIMEOUT LEASE_WAIT_TIMEOUT": "60|-1s|nan|infinity|1 s|10min",
@@ -94,7 +111,11 @@ ILLEGAL = {
     "LOG_LEVEL": "loud|10",
     "LOG_FORMAT": "xml",
     "WARM_MODEL": "two words|a\x1b[31m|ä",
-    "ADMIN_HOSTS": "*|a:80|a,,b|http://a|a b",
+    "TRUSTED_PROXIES": (
+        "yes|10.0.0.1/8|10.0.0.0/33|10.0.0|gpu.lan|10.0.0.1,,10.0.0.2|all,10.0.0.1|none,10.0.0.1"
+        "|fe80::1%lo|::ffff:10.0.0.0/104|10.0.0.1 10.0.0.2|[::1]|10.0.0.1:80"
+    ),
+    "ADMIN_HOSTS OLLAMA_HOSTS": "*|a:80|a,,b|http://a|a b",
     "ADMIN_TOKEN": "two words|tök",
     "OCGPU_GPU_KEY": "a/b|a b|..\n/x|GPU:0|ä|" + 65 * "x",
 }
@@ -114,9 +135,30 @@ def test_illegal_text_is_refused_by_name_value_and_legal_form(name: str, text: s
     with pytest.raises(ConfigError) as caught:
         load_settings({name: text})
 
-    shown = "***" if name == "ADMIN_TOKEN" else printable(text).replace("u:p@", "…@")
+    shown = "***" if name == "ADMIN_TOKEN" else printable(text)
+    if name.endswith("_URL"):
+        assert not {"u:", "p@", "v:", "w@"} & {str(caught.value)[at : at + 2] for at in range(200)}
+        shown = SHOWN.get(text, shown)
     assert str(caught.value) == f"invalid `{name}`: {shown}; use {legal}"
     assert str(caught.value).isprintable()
+
+
+# How a refused URL is shown that holds a login, or may hold a key.
+SHOWN = {
+    "http://a/?b": "http://a/?…",
+    "http://a/b#c": "http://a/b?…",
+    "http://@a": "http://…@a",
+    "http://u:p@": "http://…@",
+    "http://u:p@ss@a": "http://…@a",
+    "http://u:p/w@a": "http://…@a",
+    "http://u%3Av:p@a": "http://…@a",
+    "http://u:p%0a@a": "http://…@a",
+    "http://u:p%@a": "http://…@a",
+    "http://u:pä@a": "http://…@a",
+    "http:/u:p@a": "…@a",
+    "u:p@a:1": "…@a:1",
+    "http://u:p@a?b": "http://…@a?…",
+}
 
 
 def test_no_setting_goes_without_a_table_of_illegal_texts() -> None:
@@ -213,6 +255,20 @@ def test_an_admin_listener_off_loopback_needs_a_token(address: str) -> None:
         ({"OLLAMA_URL": "http://localhost:11435"}, "OLLAMA_URL"),
         ({"COMFY_URL": "http://127.0.0.1:11435"}, "COMFY_URL"),
         ({"COMFY_URL": "http://127.0.0.1", "LISTEN_COMFY": ":80"}, "COMFY_URL"),
+        ({"COMFY_URL": "https://127.0.0.1/x", "LISTEN_COMFY": ":443"}, "COMFY_URL"),
+        ({"OLLAMA_URL": "http://u:p@127.0.0.1:11435/x"}, "OLLAMA_URL"),
+        ({"OLLAMA_URL": "http://127.9.9.9:8189"}, "OLLAMA_URL"),
+        ({"OLLAMA_URL": "http://127.1:11435"}, "OLLAMA_URL"),
+        ({"OLLAMA_URL": "http://[::1]:11435"}, "OLLAMA_URL"),
+        ({"OLLAMA_URL": "http://[::ffff:127.0.0.1]:11435"}, "OLLAMA_URL"),
+        (
+            {"OLLAMA_URL": "http://[::ffff:127.0.0.1]:70", "LISTEN_OLLAMA": "127.0.0.1:70"},
+            "OLLAMA_URL",
+        ),
+        ({"OLLAMA_URL": "http://0.0.0.0:11435"}, "OLLAMA_URL"),
+        ({"OLLAMA_URL": "http://[::]:11435"}, "OLLAMA_URL"),
+        ({"OLLAMA_URL": "http://0.0.0.0:8190"}, "OLLAMA_URL"),
+        ({"OLLAMA_URL": "http://[::1]:7000", "LISTEN_ADMIN": "[::1]:7000"}, "OLLAMA_URL"),
     ],
 )
 def test_settings_that_contradict_each_other_are_refused(
@@ -222,6 +278,34 @@ def test_settings_that_contradict_each_other_are_refused(
         load_settings(environ)
 
     assert str(caught.value).startswith(f"invalid `{name}`: ")
+
+
+def test_an_upstream_under_this_machine_s_own_name_is_refused() -> None:
+    name = socket.gethostname()
+    try:
+        socket.getaddrinfo(name, None)
+    except OSError:
+        pytest.skip(f"this machine's name has no address: {name}; add it to /etc/hosts")
+
+    with pytest.raises(ConfigError, match=f"invalid `OLLAMA_URL`: http://{name}:11435; use the"):
+        load_settings({"OLLAMA_URL": f"http://{name}:11435"})
+
+
+@pytest.mark.parametrize(
+    ("url", "listen"),
+    [
+        ("http://127.0.0.1:7000", "127.0.0.2:7000"),
+        ("http://[::1]:7000", "127.0.0.1:7000"),
+        ("http://[::1]:7000", "0.0.0.0:7000"),
+        ("http://203.0.113.7:7000", ":7000"),
+        ("http://no.such.name.invalid:7000", ":7000"),
+        ("http://127.0.0.1:7001", ":7000"),
+    ],
+)
+def test_an_engine_elsewhere_may_have_a_port_of_ours(url: str, listen: str) -> None:
+    settings = load_settings({"OLLAMA_URL": url, "LISTEN_OLLAMA": listen})
+
+    assert settings.ollama_url == url
 
 
 def test_same_port_on_two_addresses_and_port_0_do_not_contradict() -> None:
@@ -240,11 +324,14 @@ def test_described_settings_read_back_the_same_and_never_show_the_token() -> Non
         "ADMIN_HOSTS": "a,b",
         "GPU_SHARE_WEIGHT": "0.5",
         "COMFY_URL": "",
+        "TRUSTED_PROXIES": "10.1.0.0/16,private,fd00::1",
+        "OLLAMA_HOSTS": "x.lan",
     }
     settings = load_settings(environ)
 
     described = dict(describe(settings))
 
+    assert described["TRUSTED_PROXIES"] == "private,10.1.0.0/16,fd00::1/128"
     assert described["MAX_WAITING_BYTES"] == "1536KiB"
     assert described["ADMIN_TOKEN"] == "***"  # noqa: S105
     assert "s3cret" not in repr(settings)
@@ -274,8 +361,22 @@ def test_the_library_s_own_variables_are_checked_too(name: str, value: str, lega
         load_settings({name: value})
 
 
-def test_a_login_in_a_url_is_refused_and_not_shown() -> None:
-    with pytest.raises(ConfigError, match="invalid `OLLAMA_URL`") as raised:
-        load_settings({"OLLAMA_URL": "http://me:secret@host:1"})
+def test_a_login_in_a_url_is_shown_nowhere(tmp_path: Path) -> None:
+    config = tmp_path / "ocgpu.toml"
+    config.write_text('comfy_url = "http://me:s3cret@box/x?"\nollama_url = "http://me:s3cret@box"')
+    settings = load_settings({"OLLAMA_URL": "https://me:s3cret@box:1/a@b"})
 
-    assert "secret" not in str(raised.value)
+    assert settings.ollama_url == "https://me:s3cret@box:1/a@b"
+    assert dict(describe(settings))["OLLAMA_URL"] == "https://…@box:1/a@b"
+    assert "s3cret" not in repr(settings)
+    with pytest.raises(ConfigError, match="http://…@box/x") as raised:
+        load_settings({}, config=config)
+    assert "s3cret" not in str(raised.value)
+    assert "me:" not in str(raised.value)
+
+
+def test_what_is_shown_of_a_login_is_no_login() -> None:
+    shown = dict(describe(load_settings({"OLLAMA_URL": "http://me:s3cret@box"})))
+
+    with pytest.raises(ConfigError, match="invalid `OLLAMA_URL`"):
+        load_settings(shown)

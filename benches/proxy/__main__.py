@@ -18,6 +18,7 @@ from benches.proxy.conditions import CoresUse, load_text, versions
 from benches.proxy.report import Report
 from benches.proxy.rows import ROWS, Row
 from benches.proxy.samples import Sample
+from benches.proxy.slices import shorten_slices
 from benches.proxy.soak import TITLE, soak
 from benches.proxy.targets import Bench, Target, open_bench
 from benches.sharing.conditions import preference, preferred
@@ -54,10 +55,13 @@ def main() -> int:
     # Where the registry lives by default: a file system in memory.
     with (
         preferred() if arguments.first else nullcontext(),
+        # Before anything is started: children inherit it.
+        nullcontext(shorten_slices() if arguments.first else "usual") as slices,
         tempfile.TemporaryDirectory(dir="/dev/shm") as folder,
         open_bench(Path(folder)) as bench,
     ):
         report = measure(bench, rows, arguments)
+        report.conditions["time slices"] = slices
     if arguments.json is not None:
         arguments.json.write_text(report.to_json(rows), encoding="utf-8")
     sys.stdout.write(report.to_markdown(rows))

@@ -64,22 +64,26 @@ class Report:
     def _line(self, row: Row) -> list[str]:
         samples = self.samples.get(row.name, {})
         cells = [cell(row, samples[name]) if samples.get(name) else "" for name in COLUMNS]
-        faults = [
-            f"{sum(s.get('faults', 0) for s in of)} faults of {name}"
-            for name, of in samples.items()
-            if any(s.get("faults") for s in of)
-        ]
-        return [
-            row.title,
-            *cells,
-            "; ".join([*(_verdict(bar, samples) for bar in row.bars), *faults]),
-        ]
+        verdicts = [_verdict(bar, samples) for bar in row.bars]
+        return [row.title, *cells, "; ".join(filter(None, verdicts + _faults(row, samples)))]
+
+
+def _faults(row: Row, samples: Samples) -> list[str]:
+    """What makes a row worth less than it says."""
+    found = []
+    for name, of in samples.items():
+        if faults := sum(sample.get("faults", 0) for sample in of):
+            found.append(f"**{faults} faults of {name}**")
+        if row.fresh and name != DIRECT and any(s["accepted"] < s["count"] for s in of):
+            found.append(f"**{name} used upstream connections again**")
+    return found
 
 
 def _verdict(bar: Bar, samples: Samples) -> str:
-    sign = ">=" if bar.least else "<="
-    bound = f"{sign} {bar.limit:g}{bar.unit}"
     values = bar.values(samples)
+    if bar.limit is None:
+        return f"{spread(values, bar.digits)}{bar.unit}" if values else ""
+    bound = f"{'>=' if bar.least else '<='} {bar.limit:g}{bar.unit}"
     if not values:
         return f"{bound}: not measured"
     return f"{bound}: {spread(values, bar.digits)}, {'met' if bar.met(values) else '**missed**'}"

@@ -7,6 +7,7 @@ use std::os::fd::AsRawFd;
 
 use serde_json::Value;
 
+use crate::caller::Caller;
 use crate::clock::now_ns;
 use crate::http::{Message, Sender, fault};
 use crate::options::Options;
@@ -42,13 +43,15 @@ struct Load {
 }
 
 /// Run `--connections` loops to `--port`: of `--method` on `--path` with `--body` bytes, or an echo if `--method` is
-/// `WEBSOCKET`.
+/// `WEBSOCKET`. The upstream at `--upstream` says how many connections that took.
 pub(crate) fn run(options: &Options) -> Result<Value, Box<dyn Error>> {
     let (load, connections) = (Load::read(options)?, options.get("connections")?);
     let (mut poll, mut clients) = (Poll::new()?, Vec::new());
     for _ in 0..connections {
         load.join(&poll, &mut clients)?;
     }
+    let mut upstream = Caller::to(options.get("upstream")?)?;
+    let before = accepted(&mut upstream)?;
     let mut window = Window::open(options)?;
     let (mut ready, mut buffer, mut faults) = (Vec::new(), vec![0; READ], 0);
     while !window.over(now_ns()) {
@@ -66,7 +69,14 @@ pub(crate) fn run(options: &Options) -> Result<Value, Box<dyn Error>> {
             load.join(&poll, &mut clients)?;
         }
     }
-    Ok(window.close(faults))
+    let mut found = window.close(faults);
+    found["accepted"] = (accepted(&mut upstream)? - before).into();
+    Ok(found)
+}
+
+/// Connections that the upstream has ever accepted.
+fn accepted(upstream: &mut Caller) -> Result<u64, Box<dyn Error>> {
+    Ok(upstream.call("GET", "/bench/status")?["accepted"].as_u64().unwrap_or_default())
 }
 
 impl Load {

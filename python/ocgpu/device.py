@@ -25,7 +25,7 @@ from ocgpu._ocgpu import GPU_KEY_FORM, is_gpu_key
 from ocgpu.errors import ConfigError, NoGpuError
 from ocgpu.text import printable
 
-__all__ = ["Gpu", "gpu_argument", "gpu_key", "gpus", "resolve_key", "visible"]
+__all__ = ["Gpu", "GpuMemory", "gpu_argument", "gpu_key", "gpus", "resolve_key", "visible"]
 
 T = TypeVar("T")
 
@@ -87,6 +87,34 @@ class Gpu:
 
     def __repr__(self) -> str:
         return f"<Gpu {self.index} {self.key} {self.name!r}>"
+
+
+class GpuMemory:
+    """What is taken of the memory of all GPUs of the machine, to be looked at several times.
+
+    Every call may take as long as the driver likes: none of them belongs on an event loop.
+    """
+
+    __slots__ = ("_lib", "_nvml")
+
+    def __init__(self, lib: Any) -> None:  # noqa: ANN401  # pynvml has no types
+        self._lib = lib
+        self._nvml = _Nvml(lib)
+
+    @classmethod
+    def open(cls) -> "GpuMemory | None":
+        """Start to look; None where NVML is absent or does not start."""
+        lib = _started()
+        return None if lib is None else cls(lib)
+
+    def read(self) -> tuple[dict[int, int | None], int | None]:
+        """Give bytes by process, None where the driver does not tell, and of all processes."""
+        return self._nvml.memory()
+
+    def close(self) -> None:
+        """Look no more."""
+        with contextlib.suppress(self._lib.NVMLError):
+            self._lib.nvmlShutdown()
 
 
 def gpu_key(device: int = 0, *, sysfs: Path = SYSFS_PCI) -> str:
@@ -205,16 +233,24 @@ def _found(sysfs: Path) -> list[Gpu | str]:
     return list(_pci_gpus(sysfs))
 
 
-def _nvml_gpus() -> list[Gpu | str] | None:
-    """What NVML shows; None where it is absent, does not start or knows no device at all."""
+def _started() -> Any | None:  # noqa: ANN401  # pynvml has no types
+    """Start NVML, to be stopped by the caller; None where it is absent or does not start."""
     try:
         import pynvml as nvml
     except ImportError:
         return None
-    lib: Any = nvml  # it has no types
+    lib: Any = nvml
     try:
         lib.nvmlInit()
     except lib.NVMLError:
+        return None
+    return lib
+
+
+def _nvml_gpus() -> list[Gpu | str] | None:
+    """What NVML shows; None where it is absent, does not start or knows no device at all."""
+    lib = _started()
+    if lib is None:
         return None
     try:
         return _Nvml(lib).visible_gpus()
@@ -244,6 +280,33 @@ class _Nvml:
             else self._card(handles[entry], index)
             for index, entry in enumerate(chosen)
         ]
+
+    def memory(self) -> tuple[dict[int, int | None], int | None]:
+        lib = self._lib
+        by_pid: dict[int, int | None] = {}
+        total: int | None = None
+        for index in range(self._ask(lib.nvmlDeviceGetCount) or 0):
+            card = self._ask(lib.nvmlDeviceGetHandleByIndex, index)
+            used = card and self._ask(lib.nvmlDeviceGetMemoryInfo, card)
+            if used:
+                total = (total or 0) + int(used.used)
+            for pid, size in self._processes(card).items() if card else ():
+                known = by_pid.get(pid, 0)
+                by_pid[pid] = None if size is None or known is None else known + size
+        return by_pid, total
+
+    def _processes(self, card: object) -> dict[int, int | None]:
+        """Bytes by process on one card; one that computes and draws stands in both lists."""
+        lib = self._lib
+        found: dict[int, int | None] = {}
+        for question in (
+            lib.nvmlDeviceGetComputeRunningProcesses,
+            lib.nvmlDeviceGetGraphicsRunningProcesses,
+        ):
+            for process in self._ask(question, card) or ():
+                size, known = process.usedGpuMemory, found.get(process.pid, 0)
+                found[process.pid] = None if size is None or known is None else max(known, size)
+        return found
 
     def _ask(self, question: Callable[..., T], *arguments: object) -> T | None:
         try:

@@ -8,7 +8,7 @@ import ipaddress
 import re
 from collections.abc import Callable
 from typing import Final, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import unquote
 
 import msgspec
 
@@ -29,6 +29,7 @@ __all__ = [
     "hosts",
     "integer",
     "listen",
+    "masked",
     "matching",
     "positive_duration",
     "url",
@@ -40,12 +41,24 @@ T = TypeVar("T")
 LISTEN_FORM: Final = (
     "`:port` for all interfaces, `IPv4:port`, `[IPv6]:port`, `localhost:port` or `off`"
 )
-URL_FORM: Final = "`http://host:port` or `https://host:port` without a path, or nothing"
+URL_FORM: Final = (
+    "`http[s]://[user:password@]host[:port][/path]`, special characters percent-encoded, or nothing"
+)
 POSITIVE_FORM: Final = "a duration above 0 such as `1m30s` or `500ms`"
 BYTES_FORM: Final = "bytes above 0 such as `1073741824`, `512MiB` or `1GiB`"
 HOSTS_FORM: Final = "host names without port, a comma between them"
 
 _HOST: Final = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9_.])?")
+# RFC 3986: what may stand unencoded in a login and in a path's segment, and an escape.
+_ESCAPE: Final = "%[0-9A-Fa-f]{2}"
+_LOGIN: Final = rf"(?:[A-Za-z0-9._~!$&'()*+,;=:-]|{_ESCAPE})+"
+_SEGMENT: Final = rf"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|{_ESCAPE})*"
+_URL: Final = re.compile(
+    rf"(?P<scheme>https?)://(?:(?P<login>{_LOGIN})@)?(?P<host>\[[^]]+\]|[^][@/:?#%]+)"
+    rf"(?::(?P<port>[1-9][0-9]{{0,4}}))?(?P<path>(?:/{_SEGMENT})*)",
+    re.IGNORECASE | re.ASCII,
+)
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f]")
 _BYTES: Final = re.compile(r"([0-9]{1,12})(KiB|MiB|GiB)?")
 _BYTES_SHIFT: Final = {"KiB": 10, "MiB": 20, "GiB": 30}
 _NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]*)?|\.[0-9]+")
@@ -90,17 +103,33 @@ def listen(text: str) -> Listen | None:
 
 
 def url(text: str) -> str:
-    """Read the address of an upstream, without path and trailing slash; "" for none."""
+    """Read the URL of an upstream, without a slash at its end; "" for none.
+
+    A query has no place in it: a request brings its own. Neither has a segment `..`: the engine
+    would take it away together with what stands before it.
+    """
     if text == "":
         return ""
-    parts = urlsplit(text)
-    # A path or a password would have to be written into each request; they pass as they are.
-    bare = parts.path in {"", "/"} and not set(text) & set("?#@")
-    if parts.scheme not in {"http", "https"} or not bare or not text.isprintable():
+    match = _URL.fullmatch(text)
+    if match is None or int(match["port"] or 1) > _PORT_MAX or not _is_host(match["host"]):
         raise ValueError(text)
-    if parts.port == 0 or parts.netloc.endswith(":") or not _is_host(parts.hostname or ""):
+    login = match["login"] or ""
+    user = unquote(login.partition(":")[0])
+    segments = re.split(r"[/\\]", unquote(match["path"]))
+    # RFC 7617: a user with a colon would be another user, and control characters are not allowed.
+    if ":" in user or _CONTROL.search(unquote(login) + "".join(segments)):
         raise ValueError(text)
-    return f"{parts.scheme}://{parts.netloc}"
+    if {".", ".."} & set(segments):
+        raise ValueError(text)
+    return match["scheme"].lower() + text[len(match["scheme"]) :].rstrip("/")
+
+
+def masked(text: str) -> str:
+    """Give a URL without its login, and what was meant to be one without all that may be secret."""
+    if _URL.fullmatch(text):
+        return re.sub("//[^/]*@", "//…@", text)
+    shown = re.sub("^([A-Za-z]*://)?.*@", r"\1…@", text, flags=re.DOTALL)
+    return re.sub("[?#].+", "?…", shown, flags=re.DOTALL)
 
 
 def hosts(text: str) -> tuple[str, ...]:
@@ -112,9 +141,12 @@ def hosts(text: str) -> tuple[str, ...]:
 
 
 def _is_host(host: str) -> bool:
-    if ":" not in host:
+    if not host.startswith("["):
         return _HOST.fullmatch(host) is not None
-    ipaddress.IPv6Address(host)
+    if "%" in host:
+        # A zone (`fe80::1%eth0`) has no agreed form in a URL.
+        return False
+    ipaddress.IPv6Address(host[1:-1])
     return True
 
 

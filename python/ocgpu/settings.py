@@ -9,22 +9,20 @@ library reads them from the environment when an object is made, without msgspec.
 """
 
 import difflib
-import ipaddress
-import itertools
-import re
 import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
-from urllib.parse import urlsplit
 
 import msgspec
 
 from ocgpu import forms
 from ocgpu._ocgpu import GPU_KEY_FORM, SCHEDULE_FORM, WEIGHT_FORM, check_place, is_schedule
+from ocgpu.contradictions import contradictions
 from ocgpu.durations import DURATION_FORM, format_duration, parse_duration
 from ocgpu.errors import ConfigError
 from ocgpu.forms import Listen
+from ocgpu.networks import NETWORKS_FORM, PRIVATE, Network, format_networks, networks
 from ocgpu.text import printable
 
 __all__ = [
@@ -42,7 +40,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """What `ocgpu serve` runs by. `VARIABLES` says how each field is spelt and what it means.
 
     Durations are seconds, sizes bytes. A listener is None when it is off. An upstream URL is ""
-    when there is no such upstream; otherwise it has neither path nor trailing slash.
+    when there is no such upstream; otherwise it may hold a login and a path, and ends in no slash.
     """
 
     listen_ollama: Listen | None = Listen(host="::", port=11435)
@@ -68,13 +66,15 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     stall_timeout: float = 60.0
     connect_timeout: float = 5.0
     drain_timeout: float = 10.0
+    trusted_proxies: tuple[Network, ...] = PRIVATE
+    ollama_hosts: tuple[str, ...] = ()
     admin_hosts: tuple[str, ...] = ()
     admin_token: str = ""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["text", "json"] = "text"
 
     def __repr__(self) -> str:
-        # The token must not reach a log by way of a struct that somebody prints.
+        # Token and logins must not reach a log by way of a struct that somebody prints.
         return f"Settings({', '.join(f'{name}={text}' for name, text in describe(self))})"
 
 
@@ -86,6 +86,7 @@ class Variable(NamedTuple):
         legal: The legal form, as it completes "use …".
         meaning: One phrase for the settings table.
         empty: An empty text is a value, not the same as none.
+        show: Value to text, as a person would write it; what is secret is masked.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Variable(NamedTuple):
     legal: str
     meaning: str
     empty: bool = False
+    show: Callable[[Any], str] = str
 
     @property
     def field(self) -> str:
@@ -101,19 +103,27 @@ class Variable(NamedTuple):
 
 
 def _listen(name: str, meaning: str) -> Variable:
-    return Variable(name, forms.listen, forms.LISTEN_FORM, meaning)
+    return Variable(
+        name, forms.listen, forms.LISTEN_FORM, meaning, show=lambda v: str(v) if v else "off"
+    )
 
 
 def _url(name: str, meaning: str) -> Variable:
-    return Variable(name, forms.url, forms.URL_FORM, meaning, empty=True)
+    return Variable(name, forms.url, forms.URL_FORM, meaning, empty=True, show=forms.masked)
+
+
+def _hosts(name: str, meaning: str) -> Variable:
+    return Variable(name, forms.hosts, forms.HOSTS_FORM, meaning, show=",".join)
 
 
 def _positive(name: str, meaning: str) -> Variable:
-    return Variable(name, forms.positive_duration, forms.POSITIVE_FORM, meaning)
+    return Variable(
+        name, forms.positive_duration, forms.POSITIVE_FORM, meaning, show=format_duration
+    )
 
 
 def _duration(name: str, meaning: str) -> Variable:
-    return Variable(name, parse_duration, DURATION_FORM, meaning)
+    return Variable(name, parse_duration, DURATION_FORM, meaning, show=format_duration)
 
 
 def _count(name: str, minimum: int, meaning: str) -> Variable:
@@ -130,6 +140,7 @@ _LEVEL_WORDS: Final = ("debug", "info", "warning", "error")
 _SWITCH: Final = {word: word in {"on", "true", "yes", "1"} for word in _SWITCH_WORDS}
 _LEVELS: Final = {"warn": "warning"} | {word: word for word in _LEVEL_WORDS}
 _VISIBLE: Final = r"[!-~]{1,256}"
+_MASK: Final = "***"
 
 VARIABLES: Final = (
     _listen("LISTEN_OLLAMA", "listener for the clients of Ollama"),
@@ -152,7 +163,11 @@ VARIABLES: Final = (
         "WARM_MODEL", forms.matching(_VISIBLE), "a model name", "model to load after an image"
     ),
     Variable(
-        "LEASE", forms.choice(_SWITCH), "`on` or `off`", "take part in the machine's GPU lease"
+        "LEASE",
+        forms.choice(_SWITCH),
+        "`on` or `off`",
+        "take part in the machine's GPU lease",
+        show=lambda value: "on" if value else "off",
     ),
     _duration("LEASE_WAIT_TIMEOUT", "wait for an outside holder of the lease, then 503"),
     Variable("GPU_SHARE_WEIGHT", forms.weight, WEIGHT_FORM, "weight among the peers on the GPU"),
@@ -167,24 +182,31 @@ VARIABLES: Final = (
         "MAX_WAITING_BYTES",
         forms.byte_count,
         forms.BYTES_FORM,
-        "memory for the bodies of requests that wait, then 503",
+        "memory for the bodies of requests that need the lock, then 503",
+        show=forms.format_bytes,
     ),
     _duration("SETTLE_TIMEOUT", "wait until freed GPU memory is seen to be free"),
-    _duration("WAIT_KEEPALIVE", "interval of blank lines to a stream that waits; 0 is off"),
+    _duration("WAIT_KEEPALIVE", "interval of signs of life to a stream that waits; 0 is off"),
     _duration("STALL_TIMEOUT", "a client that takes no byte for so long is gone; 0 is never"),
     _positive("CONNECT_TIMEOUT", "wait for an upstream to take a connection"),
-    _duration("DRAIN_TIMEOUT", "time for running requests to end at shutdown"),
+    _duration("DRAIN_TIMEOUT", "time for running requests to end at shutdown, then they are cut"),
     Variable(
-        "ADMIN_HOSTS",
-        forms.hosts,
-        forms.HOSTS_FORM,
-        "names that the control plane answers to, besides addresses and `localhost`",
+        "TRUSTED_PROXIES",
+        networks,
+        NETWORKS_FORM,
+        "peers whose `X-Forwarded-*` is believed and extended; that of others is replaced",
+        show=format_networks,
+    ),
+    _hosts("OLLAMA_HOSTS", "names under which web pages may count as Ollama's own"),
+    _hosts(
+        "ADMIN_HOSTS", "names that the control plane answers to, besides addresses and `localhost`"
     ),
     Variable(
         "ADMIN_TOKEN",
         forms.matching(_VISIBLE),
         "1 to 256 visible ASCII characters",
         "bearer token of the control plane; required unless `LISTEN_ADMIN` is on loopback",
+        show=lambda value: value and _MASK,
     ),
     Variable(
         "LOG_LEVEL",
@@ -197,8 +219,8 @@ VARIABLES: Final = (
 _BY_NAME: Final = {variable.name: variable for variable in VARIABLES}
 # Files and flags may say a field's name as well: `gpu_key` for OCGPU_GPU_KEY.
 _BY_KEY: Final = _BY_NAME | {variable.field.upper(): variable for variable in VARIABLES}
-_SECRET: Final = "ADMIN_TOKEN"  # noqa: S105  # the name of one, not a secret itself
-_MASK: Final = "***"
+# A variable of Ollama's own, one letter away from one of ours.
+_FOREIGN: Final = frozenset(("OLLAMA_HOST",))
 
 
 class _Text(NamedTuple):
@@ -300,7 +322,7 @@ def _nearest(key: str) -> str:
 def near_misses(environ: Mapping[str, str]) -> list[str]:
     """Name variables that look like a misspelt setting, one message each: warnings, not errors."""
     messages = []
-    for name in sorted(environ.keys() - _BY_NAME.keys()):
+    for name in sorted(environ.keys() - _BY_NAME.keys() - _FOREIGN):
         close = difflib.get_close_matches(name, _BY_NAME, n=1, cutoff=0.88)
         if close:
             messages.append(
@@ -318,67 +340,26 @@ def _without_idle_listeners(settings: Settings) -> Settings:
 
 
 def _contradictions(settings: Settings) -> list[str]:
-    """Settings that are legal one by one and wrong together."""
-    problems = []
-    admin = settings.listen_admin
-    if admin and not settings.admin_token and not ipaddress.ip_address(admin.host).is_loopback:
-        problems.append(
-            f"{_invalid(_SECRET, '')}; use a token, or a loopback address for `LISTEN_ADMIN`"
-        )
-    if settings.listen_ollama is None and settings.listen_comfy is None:
-        problems.append(
-            f"{_invalid('OLLAMA_URL', settings.ollama_url)}; use at least one upstream and listener"
-        )
     listeners = {
         "LISTEN_OLLAMA": settings.listen_ollama,
         "LISTEN_COMFY": settings.listen_comfy,
-        "LISTEN_ADMIN": admin,
+        "LISTEN_ADMIN": settings.listen_admin,
     }
-    for (name, one), (other_name, other) in itertools.combinations(listeners.items(), 2):
-        if one and other and _same_port(one, other.host, other.port):
-            problems.append(
-                f"{_invalid(other_name, str(other))}; use another port than that of `{name}`"
-            )
     upstreams = {"OLLAMA_URL": settings.ollama_url, "COMFY_URL": settings.comfy_url}
-    for (name, url), one in itertools.product(upstreams.items(), listeners.values()):
-        if one and url and _points_at(url, one):
-            problems.append(f"{_invalid(name, url)}; use the engine's address, not one of our own")
-    return problems
-
-
-def _points_at(url: str, listener: Listen) -> bool:
-    """Whether the proxy would be its own upstream, and a request would go round for ever."""
-    parts = urlsplit(url)
-    host = "127.0.0.1" if parts.hostname == "localhost" else parts.hostname
-    port = parts.port or (443 if parts.scheme == "https" else 80)
-    return host in {"127.0.0.1", "::1", listener.host} and _same_port(listener, host, port)
-
-
-def _same_port(listener: Listen, host: str, port: int) -> bool:
-    everywhere = {"::", "0.0.0.0"}  # noqa: S104  # compared, not bound
-    meets = host == listener.host or host in everywhere or listener.host in everywhere
-    return meets and listener.port == port != 0
+    found = contradictions(listeners, upstreams, settings.admin_token)
+    return [f"{_invalid(name, text)}; use {advice}" for name, text, advice in found]
 
 
 def describe(settings: Settings) -> Iterable[tuple[str, str]]:
-    """Name and text of every setting, as a person would write it; the token is masked."""
+    """Name and text of every setting, as a person would write it; what is secret is masked."""
     for variable in VARIABLES:
-        value = getattr(settings, variable.field)
-        if variable.name == _SECRET and value:
-            yield variable.name, _MASK
-        elif isinstance(value, bool):
-            yield variable.name, "on" if value else "off"
-        elif isinstance(value, float) and variable.parse is not forms.weight:
-            yield variable.name, format_duration(value)
-        elif variable.parse is forms.byte_count:
-            yield variable.name, forms.format_bytes(value)
-        elif isinstance(value, tuple):
-            yield variable.name, ",".join(value)
-        else:
-            yield variable.name, "off" if value is None else str(value)
+        yield variable.name, variable.show(getattr(settings, variable.field))
 
 
 def _invalid(name: str, text: str) -> str:
-    # A login in a URL is refused, and not shown to everybody who reads the log.
-    shown = _MASK if name == _SECRET and text else re.sub("//[^/]*@", "//…@", printable(text))
+    shown = printable(text)
+    if name == "ADMIN_TOKEN" and text:
+        shown = _MASK
+    elif name.endswith("_URL"):
+        shown = forms.masked(shown)
     return f"invalid `{name}`: {shown}"

@@ -20,6 +20,8 @@ class FakeComfy(FaultyFake, ComfySimulator):
         end_gate: Where set, every job is held here after its last node, still in `/queue`.
         history_blank: `/history` never shows any job, though the jobs end.
         queue_blank: `/queue` claims to be empty, though jobs run.
+        old: No `/api/jobs` yet, and any text as the id of a prompt, as in 0.3.64.
+        deaf: Jobs ignore an interrupt, as a node that never looks does.
     """
 
     engine = "comfyui"
@@ -31,6 +33,15 @@ class FakeComfy(FaultyFake, ComfySimulator):
         self.end_gate: Gate | None = None
         self.history_blank = False
         self.queue_blank = False
+        self.deaf = False
+
+    @property
+    def old(self) -> bool:
+        return self.any_ids
+
+    @old.setter
+    def old(self, old: bool) -> None:
+        self.any_ids = old
 
     def hold_jobs(self) -> Gate:
         """Hold every job in its nodes until the gate is open."""
@@ -41,6 +52,8 @@ class FakeComfy(FaultyFake, ComfySimulator):
         """Stop at the gate of the nodes."""
         if self.node_gate is not None:
             await self.node_gate.passing()
+        if self.deaf:
+            job.interrupted = False
         await super().before_node(job, node)
 
     async def before_end(self, job: Job) -> None:
@@ -60,6 +73,18 @@ class FakeComfy(FaultyFake, ComfySimulator):
         if self.queue_blank:
             return web.json_response({"queue_running": [], "queue_pending": []})
         return await super().queue(request)
+
+    async def preview(self, image: bytes, client_id: str) -> None:
+        """Send an image of any size to a websocket, in one frame."""
+        self.sockets.preview(image, client_id)
+
+    async def job_list(self, request: web.Request) -> web.StreamResponse:
+        """The truth, or nothing, or what there was before."""
+        if self.old:
+            return web.Response(status=404, content_type="application/octet-stream")
+        if self.queue_blank:
+            return web.json_response({"jobs": []})
+        return await super().job_list(request)
 
     async def lose_jobs(self) -> None:
         """Forget every job, as a restart does, and go on listening."""

@@ -11,6 +11,14 @@ class NvmlError(Exception):
 
 
 @dataclass
+class Process:
+    """What one process holds of one card; None where the driver does not tell."""
+
+    pid: int
+    usedGpuMemory: int | None  # noqa: N815 - NVML's own name
+
+
+@dataclass
 class Card:
     """One GPU, or one MIG instance of a GPU, as NVML describes it."""
 
@@ -19,6 +27,8 @@ class Card:
     total: int
     free: int
     instances: list["Card"] = field(default_factory=list)
+    computing: list[Process] = field(default_factory=list)
+    drawing: list[Process] = field(default_factory=list)
 
 
 @dataclass
@@ -29,11 +39,13 @@ class FakeNvml:
         failing: Functions that fail; with a UUID behind a colon, for that card only:
             `nvmlDeviceGetName:GPU-b…`.
         started: How often it was started and not yet stopped.
+        reads: How often the memory of the first card's processes was asked for.
     """
 
     cards: list[Card]
     failing: set[str] = field(default_factory=set)
     started: int = 0
+    reads: int = 0
 
     NVMLError = NvmlError
     NVML_DEVICE_MIG_ENABLE = 1
@@ -69,6 +81,15 @@ class FakeNvml:
     def nvmlDeviceGetMemoryInfo(self, card: Card) -> SimpleNamespace:  # noqa: N802
         self._answer("nvmlDeviceGetMemoryInfo", card)
         return SimpleNamespace(total=card.total, free=card.free, used=card.total - card.free)
+
+    def nvmlDeviceGetComputeRunningProcesses(self, card: Card) -> list[Process]:  # noqa: N802
+        self._answer("nvmlDeviceGetComputeRunningProcesses", card)
+        self.reads += card is self.cards[0]
+        return card.computing
+
+    def nvmlDeviceGetGraphicsRunningProcesses(self, card: Card) -> list[Process]:  # noqa: N802
+        self._answer("nvmlDeviceGetGraphicsRunningProcesses", card)
+        return card.drawing
 
     def nvmlDeviceGetMigMode(self, card: Card) -> list[int]:  # noqa: N802
         self._answer("nvmlDeviceGetMigMode", card)

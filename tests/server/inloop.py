@@ -96,10 +96,14 @@ class RawUpstream:
 async def proxy(
     ollama_url: str = "",
     comfy_url: str = "",
+    stop: asyncio.Event | None = None,
     **options: Any,  # noqa: ANN401 - any field of Settings
 ) -> AsyncIterator[Bound]:
-    """Serve on ports of the kernel's choice; drained at the end, which must leave exit status 0."""
-    stop = asyncio.Event()
+    """Serve on ports of the kernel's choice; drained at the end, which must leave exit status 0.
+
+    Who wants to look at the drain brings `stop` and sets it.
+    """
+    stop = stop or asyncio.Event()
     bound: asyncio.Future[Bound] = asyncio.get_running_loop().create_future()
     any_port = Listen(host="127.0.0.1", port=0)
     defaults = {

@@ -23,9 +23,13 @@ class Script:
 
     Attributes:
         calls: `METHOD path` in order.
-        queue: Ids that run.
+        queue: Ids that run once a prompt was posted.
+        foreign: Ids that run from the start, for they never came through us.
         history: Entries by id.
         models: What `/api/ps` lists.
+        comes: A model that it lists from its second answer on.
+        stuck: Models that it goes on to list.
+        listless: It is no Ollama and has no list.
         prompt: The whole answer to `/prompt`; None cuts the connection.
         gates: A call of that name is held until its event is set.
     """
@@ -33,8 +37,12 @@ class Script:
     def __init__(self) -> None:
         self.calls: list[str] = []
         self.queue: list[str] = []
+        self.foreign: list[str] = []
         self.history: dict[str, dict] = {}
         self.models: list[str] = []
+        self.comes: str | None = None
+        self.stuck: list[str] = []
+        self.listless = False
         self.prompt: bytes | None = answer(b'{"prompt_id":"a"}')
         self.gates: dict[str, asyncio.Event] = {}
 
@@ -57,15 +65,24 @@ class Script:
     def answer(self, name: str, body: bytes) -> bytes | None:
         if name == "POST /prompt":
             return self.prompt
+        if name.startswith("GET /api/jobs"):
+            return answer(b"", b"404 Not Found")
         if name == "GET /queue":
-            running = [[0, number, {}, {}, []] for number in self.queue]
+            ours = self.queue if self.count("POST /prompt") else []
+            running = [[0, number, {}, {}, []] for number in (*self.foreign, *ours)]
             return answer(json.dumps({"queue_running": running, "queue_pending": []}).encode())
         if name.startswith("GET /history/"):
             return answer(json.dumps(self.history).encode())
+        if name == "GET /api/ps" and self.listless:
+            return answer(b"", b"404 Not Found")
         if name == "GET /api/ps":
-            return answer(json.dumps({"models": [{"name": name} for name in self.models]}).encode())
+            names = [{"name": name} for name in (*self.models, *self.stuck)]
+            if self.comes is not None:
+                self.models, self.comes = [*self.models, self.comes], None
+            return answer(json.dumps({"models": names}).encode())
         if name == "POST /api/generate" and json.loads(body).get("keep_alive") == 0:
-            self.models.remove(json.loads(body)["model"])
+            told = json.loads(body)["model"]
+            self.models = [name for name in self.models if name != told]
         return answer(b"{}")
 
     def count(self, name: str) -> int:
@@ -79,7 +96,7 @@ class Script:
 
     def end(self, prompt_id: str, **status: object) -> None:
         """End a job as ComfyUI would."""
-        self.queue.remove(prompt_id)
+        (self.foreign if prompt_id in self.foreign else self.queue).remove(prompt_id)
         done = {"status_str": "success", "completed": True, "messages": []}
         self.history[prompt_id] = {"status": {**done, **status}}
 

@@ -8,6 +8,7 @@ import pytest
 from ocgpu.server.admission import Admission, Grant, RefusedError
 from ocgpu.server.arbiter import Arbiter, Kind, State
 from ocgpu.server.metrics import Metrics
+from tests.server.instant import settle
 
 
 def make(*, batch: int = 8, queue: int = 16, memory: int = 1000) -> Admission:
@@ -16,12 +17,6 @@ def make(*, batch: int = 8, queue: int = 16, memory: int = 1000) -> Admission:
 
 def start(admission: Admission, kind: Kind, timeout: float = 0.0) -> "asyncio.Task[Grant]":
     return asyncio.ensure_future(admission.acquire(kind, timeout=timeout))
-
-
-async def settle() -> None:
-    """Let every task that can go on do so."""
-    for _ in range(10):
-        await asyncio.sleep(0)
 
 
 async def test_the_lock_is_granted_and_given_back() -> None:
@@ -201,8 +196,8 @@ async def test_reset_lets_waiters_go_and_an_old_release_is_nothing() -> None:
 
 async def test_waiting_bodies_are_bounded_together() -> None:
     admission = make(memory=100)
-    one = admission.reserve()
-    two = admission.reserve()
+    one = admission.reserve(Kind.LLM)
+    two = admission.reserve(Kind.LLM)
     one.grow(60)
 
     with pytest.raises(RefusedError) as refusal:
@@ -234,6 +229,21 @@ async def test_every_change_of_state_is_one_log_line(caplog: pytest.LogCaptureFi
         "state: idle",
     ]
     assert [step.after for step in admission.transitions] == ["llm", "idle", "image", "idle"]
+
+
+async def test_a_listener_that_fails_costs_no_grant(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(_state: State) -> None:
+        raise OSError
+
+    admission = Admission(Arbiter(8), Metrics(), max_queue=16, max_waiting_bytes=0, on_change=fail)
+
+    with await admission.acquire(Kind.IMAGE):
+        chat = start(admission, Kind.LLM)
+        await settle()
+    (await chat).release()
+
+    assert admission.counts == (State.IDLE, 0, False, 0, 0)
+    assert "a change of state was not taken note of" in caplog.text
 
 
 async def test_waits_are_counted_by_kind() -> None:

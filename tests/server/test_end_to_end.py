@@ -97,7 +97,7 @@ def test_a_chat_waits_until_the_image_job_is_finished_and_freed(
         "unload llama3.2:latest",
         "GET /api/ps",
         "POST /prompt",
-        "GET /queue",
+        "GET /api/jobs",
         "GET /history/*",
         "POST /free",
         "POST /api/chat",

@@ -207,3 +207,80 @@ def test_upstreams_that_are_down_at_the_start_are_logged_and_not_fatal(
     served.wait_state("idle")
     assert served.stop() == 0
     assert "127.0.0.1" in served.log.read_text()
+
+
+def test_a_hangup_is_ignored_and_told_each_time(served: Served) -> None:
+    for number in (1, 2):
+        served.process.send_signal(signal.SIGHUP)
+        wait_until(lambda number=number: len(told(served, "SIGHUP ignored")) == number)
+
+    served.wait_state("idle")
+    assert served.stop() == 0
+
+
+def told(served: Served, text: str) -> list[str]:
+    return [line["message"] for line in served.lines() if line["message"].startswith(text)]
+
+
+def test_a_bad_file_ends_it_with_2_and_its_path(
+    processes: Processes, engines: Engines, tmp_path: Path
+) -> None:
+    config = tmp_path / "ocgpu.toml"
+    config.write_text('drain_timeout = "soon"\ncomfy_url = "http://me:s3cret@box?"\n')
+    environ = serve_environ(engines)
+    del environ["COMFY_URL"]
+
+    process = processes.start(
+        (*COMMAND, "--config", str(config)), log=tmp_path / "log", environ=environ
+    )
+
+    assert process.wait(timeout=20) == 2
+    text = (tmp_path / "log").read_text()
+    assert "invalid `DRAIN_TIMEOUT`: soon; use a duration such as" in text, text
+    assert f"in `{config}`" in text
+    assert "http://…@box" in text
+    assert "s3cret" not in text
+
+
+def test_two_of_them_on_one_port_are_told_apart(
+    processes: Processes, engines: Engines, tmp_path: Path, served: Served
+) -> None:
+    taken = served.comfy.removeprefix("http://")
+    environ = {**serve_environ(engines), "LISTEN_COMFY": taken}
+
+    process = processes.start(COMMAND, log=tmp_path / "second", environ=environ)
+
+    assert process.wait(timeout=20) == 1
+    text = (tmp_path / "second").read_text()
+    assert f"cannot listen on {taken}: address already in use; stop what listens there" in text
+    assert call("GET", f"{served.comfy}/healthz").status == 200
+
+
+def test_a_login_in_a_url_is_told_nobody(
+    processes: Processes, engines: Engines, tmp_path: Path
+) -> None:
+    login = "http://me:s3cret@"
+    environ = serve_environ(engines)
+    environ |= {
+        "OLLAMA_URL": engines.ollama.url.replace("http://", login),
+        "COMFY_URL": f"{login}127.0.0.1:9/x",
+    }
+    served = Served(
+        processes.start(COMMAND, log=tmp_path / "log", environ=environ), tmp_path / "log"
+    )
+
+    def known(name: str) -> bool:
+        return served.health()["upstreams"][name]["reachable"] is not None
+
+    wait_until(lambda: known("ollama") and known("comfyui"), what="both probes")
+    assert chat(served).status == 200
+    refused = call("GET", f"{served.comfy}/queue")
+    assert refused.status == 502
+
+    shown = [refused.body, call("GET", f"{served.ollama}/healthz").body]
+    shown += [call("GET", f"{served.admin}{path}").body for path in ("/", "/events", "/metrics")]
+    assert served.stop() == 0
+    for text in (*shown, (tmp_path / "log").read_bytes()):
+        assert b"s3cret" not in text
+        assert b"me:" not in text
+        assert b"bWU6czNjcmV0" not in text, "base64 of the login"

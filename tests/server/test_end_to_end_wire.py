@@ -118,11 +118,17 @@ def test_a_browser_of_the_proxy_passes_the_origin_rules(engines: Engines, served
     for url in (f"{served.ollama}/api/version", f"{served.comfy}/queue"):
         own = {"Origin": url.rsplit("/", 1)[0].removesuffix("/api")}
         foreign = {"Origin": "https://chat.example.org"}
-        public = {"Host": "gpu.example.org", "Origin": "https://gpu.example.org"}
+        local = {"Host": "gpu.local", "Origin": "https://gpu.local"}
 
         assert call("GET", url, headers=own).status == 200, url
         assert call("GET", url, headers=foreign).status == 403, url
-        assert call("GET", url, headers=public).status == 200, url
+        assert call("GET", url, headers=local).status == 200, url
+
+
+def test_a_name_that_somebody_pointed_at_us_meets_ollama_s_own_refusal(served: Served) -> None:
+    rebound = {"Host": "evil.example.org", "Origin": "http://evil.example.org"}
+
+    assert call("GET", f"{served.ollama}/api/version", headers=rebound).status == 403
 
 
 def test_a_page_of_another_site_gets_no_websocket(served: Served) -> None:

@@ -2,7 +2,6 @@
 
 import pytest
 
-from ocgpu.server.engines.comfyui import JobResult, _ids, _result
 from ocgpu.server.engines.ollama import Ollama
 from ocgpu.server.relay.control import Control, Reply, json_object
 from ocgpu.server.relay.headers import legal
@@ -42,16 +41,6 @@ async def test_odd_entries_of_a_model_list_are_left_out() -> None:
     body = b'{"models":["x",7,{},{"model":5},{"name":"m"}]}'
 
     assert await Ollama(Scripted(body)).loaded(timeout=1) == ["m"]
-
-
-@pytest.mark.parametrize("messages", [7, "x", [1, {}], [[]], {"a": 1}])
-def test_odd_messages_of_a_failed_job_are_an_error(messages: object) -> None:
-    assert _result({"status_str": "error", "messages": messages}) is JobResult.ERROR
-
-
-@pytest.mark.parametrize("items", [7, "x", [1], [[1]], None])
-def test_an_odd_queue_has_no_jobs(items: object) -> None:
-    assert _ids(items) == []
 
 
 @pytest.mark.parametrize("byte", [0, 1, 8, 10, 13, 0x1B, 0x7F])

@@ -2,40 +2,20 @@
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 
 import pytest
 
 from ocgpu.server.arbiter import Kind, State
-from ocgpu.server.engines.comfyui import JobResult
+from ocgpu.server.engines.comfy_documents import JobResult
 from ocgpu.server.engines.ollama import Ollama
-from ocgpu.server.relay.aiohttp_upstream import AiohttpUpstream
+from ocgpu.server.relay.client import HttpUpstream
 from ocgpu.server.relay.control import Control
 from ocgpu.server.relay.upstream import UpstreamError
 from tests.server.inloop import RawUpstream
 from tests.server.script import PROMPT, Bench, Script, answer
 
 Make = Callable[..., Bench]
-
-
-@pytest.fixture
-def script() -> Script:
-    return Script()
-
-
-@pytest.fixture
-async def make(script: Script) -> AsyncIterator[Make]:
-    benches: list[Bench] = []
-    async with RawUpstream(script) as raw:
-
-        def build(*, batch: int = 8, **settings: object) -> Bench:
-            benches.append(Bench(script, raw.url, batch, **settings))
-            return benches[-1]
-
-        yield build
-        for bench in benches:
-            await bench.jobs.close()
-            await bench.upstream.close()
 
 
 async def test_the_lock_is_held_until_the_job_has_ended_and_was_freed(
@@ -98,8 +78,8 @@ async def test_an_old_history_entry_of_the_same_id_is_not_the_end(
     script: Script, make: Make
 ) -> None:
     bench = make()
-    script.queue = ["a"]
     script.history["a"] = {"status": {"completed": True}}
+    script.queue = ["a"]
     await bench.post()
 
     await script.reached("GET /queue", 3)
@@ -312,51 +292,34 @@ async def test_a_card_handed_over_to_a_client_that_left_is_freed(
 
 async def test_jobs_from_before_the_start_are_waited_for(script: Script, make: Make) -> None:
     bench = make()
-    script.queue = ["old"]
-    adopting = asyncio.ensure_future(bench.jobs.adopt())
+    script.foreign = ["old"]
+
+    await bench.jobs.adopt()
+
+    assert bench.admission.counts.state is State.IMAGE
     await script.reached("GET /queue", 3)
     assert bench.admission.counts.state is State.IMAGE
-
     script.end("old")
-    await adopting
+    await bench.idle()
+    assert script.calls[-1] == "POST /free"
+    assert bench.results == {"done": 1}
+
+
+async def test_a_start_before_an_idle_comfyui_takes_no_lock(make: Make) -> None:
+    bench = make()
+
+    await bench.jobs.adopt()
 
     assert bench.admission.counts.state is State.IDLE
-    assert script.calls[-1] == "POST /free"
-
-
-async def test_the_warm_model_is_loaded_when_nobody_wants_the_card(
-    script: Script, make: Make
-) -> None:
-    bench = make(warm_model="m")
-
-    await bench.post()
-
-    await script.reached("POST /api/generate")
-    assert script.calls.index("POST /free") < script.calls.index("POST /api/generate")
-    await bench.idle()
-
-
-async def test_the_warm_model_waits_for_nobody(script: Script, make: Make) -> None:
-    bench = make(warm_model="m", batch=0)
-    script.queue = ["a"]
-    await bench.post()
-    chat = asyncio.ensure_future(bench.admission.acquire(Kind.LLM))
-    await asyncio.sleep(0)
-
-    script.end("a")
-    grant = await chat
-    await asyncio.sleep(0.05)
-
-    assert "POST /api/generate" not in script.calls
-    grant.release()
+    assert not bench.admission.transitions
 
 
 async def test_an_engine_that_is_down_does_not_hold_an_image_up(script: Script, make: Make) -> None:
     bench = make()
     async with RawUpstream(script) as gone:
         url = gone.url
-    dead = AiohttpUpstream(url, 1.0)
-    bench.jobs._ollama = Ollama(Control(dead))
+    dead = HttpUpstream(url, 1.0)
+    bench.jobs.card._ollama = Ollama(Control(dead))
 
     await bench.post()
 
@@ -367,12 +330,7 @@ async def test_an_engine_that_is_down_does_not_hold_an_image_up(script: Script, 
 
 async def test_models_that_stay_do_not_hold_an_image_up(script: Script, make: Make) -> None:
     bench = make(unload_timeout=0.1)
-    script.models = ["m"]
-    script.answer = lambda name, body: (
-        answer(b'{"models":[{"name":"m"}]}')
-        if name == "GET /api/ps"
-        else Script.answer(script, name, body if name == "POST /prompt" else b"{}")
-    )
+    script.stuck = ["m"]
 
     await bench.post()
 

@@ -1,6 +1,7 @@
 """Which requests take the lock, and with which Host and Origin they go on."""
 
 import json
+import socket
 
 import pytest
 
@@ -128,6 +129,7 @@ def test_unload_commands_and_cloud_models_pass(ollama: Ollama, path: str, body: 
         ("/api/generate", b'{"model":"m","prompt":" ","keep_alive":0}'),
         ("/api/generate", b'{"model":"m","prompt":"","Prompt":"hi","keep_alive":0}'),
         ("/api/generate", b'{"model":"m","PROMPT":"hi","keep_alive":0}'),
+        ("/api/generate", b'{"model":"m","prompt":"hi","prompt":null,"keep_alive":0}'),
         ("/api/chat", b'{"model":"m:cloud","Model":"m","messages":[1]}'),
         ("/api/chat", b'{"Model":"m","model":"m:cloud"}'),
         pytest.param("/api/chat", b'{"model":' + b"[" * 100_000, id="deep nesting"),
@@ -148,20 +150,62 @@ def test_ollama_gets_its_own_host(ollama: Ollama) -> None:
     assert headers == [(b"host", b"127.0.0.1:11434"), (b"accept", b"*/*")]
 
 
-@pytest.mark.parametrize("origin", [b"http://ai.example.com", b"https://AI.example.com"])
-def test_an_origin_that_is_our_own_listener_is_removed_for_ollama(
-    ollama: Ollama, origin: bytes
-) -> None:
-    headers = ollama.headers([(b"host", b"ai.example.com"), (b"origin", origin)])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "127.0.0.1:11435",
+        "192.168.1.5",
+        "8.8.8.8:80",
+        "[::1]:11435",
+        "[fe80::1]",
+        "localhost:11435",
+        "LocalHost",
+        "a.b.localhost",
+        "box.local:11435",
+        "ollama.internal.",
+        socket.gethostname(),
+        "ai.example.com",
+        "AI.Example.com:443",
+    ],
+)
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_an_origin_that_is_our_own_listener_is_removed_for_ollama(host: str, scheme: str) -> None:
+    ours = Ollama(Control(NoUpstream()), ("ai.example.com",))
+    origin = (b"origin", f"{scheme}://{host}".encode())
 
-    assert (b"origin", origin) not in headers
+    assert origin not in ours.headers([(b"host", host.encode()), origin])
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:11435",
+        "localhost.evil.example",
+        "xlocalhost",
+        "evillocal",
+        "1.2.3.4.evil.example",
+        "1.2.3",
+        "ai.example.com.evil",
+        "[evil]",
+        "",
+        "\xff",
+    ],
+)
+def test_a_name_that_was_pointed_at_us_keeps_its_origin(host: str) -> None:
+    ours = Ollama(Control(NoUpstream()), ("ai.example.com",))
+    origin = (b"origin", b"http://" + host.encode("latin-1"))
+
+    assert origin in ours.headers([(b"host", host.encode("latin-1")), origin])
 
 
 @pytest.mark.parametrize(
     "origin", [b"http://evil.example", b"null", b"http://ai.example.com:8080", b"tauri://x"]
 )
-def test_any_other_origin_reaches_ollama_as_it_is(ollama: Ollama, origin: bytes) -> None:
-    headers = ollama.headers([(b"host", b"ai.example.com"), (b"origin", origin)])
+def test_any_other_origin_reaches_ollama_as_it_is(origin: bytes) -> None:
+    ours = Ollama(Control(NoUpstream()), ("ai.example.com",))
+
+    headers = ours.headers([(b"host", b"ai.example.com"), (b"origin", origin)])
 
     assert (b"origin", origin) in headers
 

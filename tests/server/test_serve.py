@@ -28,7 +28,7 @@ async def test_a_full_queue_is_a_503_that_says_when_and_why() -> None:
         await waiting(bound.ollama_url, llm_inflight=1)
         image = await connect(bound.comfy_url)
         await image.write(CHAT.replace(b"/api/chat", b"/prompt"))
-        await waiting(bound.ollama_url, waiting={"llm": 0, "image": 1, "bytes": 2})
+        await waiting(bound.ollama_url, waiting={"llm": 0, "image": 1, "bytes": 4})
 
         answer = await exchange(bound.ollama_url, CHAT)
 
@@ -36,17 +36,17 @@ async def test_a_full_queue_is_a_503_that_says_when_and_why() -> None:
         assert b"retry-after: " in answer
         assert json_of(answer)["reason"] == "queue_full"
         await image.close()
-        await waiting(bound.ollama_url, waiting={"llm": 0, "image": 0, "bytes": 0})
+        await waiting(bound.ollama_url, waiting={"llm": 0, "image": 0, "bytes": 2})
         engine.go_on.set()
         await chat
 
 
-async def test_waiting_bodies_beyond_the_bound_are_a_503() -> None:
+async def test_a_body_beyond_the_bound_of_all_is_a_413() -> None:
     async with RawUpstream(Engine()) as raw, proxy(raw.url, max_waiting_bytes=1) as bound:
         answer = await exchange(bound.ollama_url, CHAT)
 
-        assert status_of(answer) == 503
-        assert json_of(answer)["reason"] == "body_memory"
+        assert status_of(answer) == 413
+        assert json_of(answer)["reason"] == "body_too_large"
         document = json_of(await exchange(bound.ollama_url, get("/healthz")))
         assert document["waiting"]["bytes"] == 0
 

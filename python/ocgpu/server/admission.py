@@ -3,6 +3,10 @@
 All of it runs on one event loop, and no `await` stands between a decision of the arbiter and its
 bookkeeping here, so no lock is needed. `asyncio.timeout` and never `wait_for`: on Python 3.11
 `wait_for` can swallow the cancellation of a client that leaves in the same moment.
+
+A cancelled task runs again only in the loop's next turn, and until then the arbiter would grant to
+it or let it hold others up. So the future that it waits on takes it out of the queue in the moment
+of the cancellation, and the arbiter knows live waiters only.
 """
 
 import asyncio
@@ -28,19 +32,27 @@ _HISTORY: Final = 200
 
 
 class RefusedError(Exception):
-    """The request gets a 503.
+    """The request is answered with an error of ours.
 
     Attributes:
-        reason: One word for programs: `timeout`, `queue_full`, `body_memory`, `shutdown`.
+        reason: One word for programs: one of `metrics.REFUSALS`.
         message: What a person reads.
-        retry_after: Seconds, for `Retry-After`.
+        retry_after: Seconds, for `Retry-After`; None where trying again would not help.
+        status: The answer's status.
     """
 
-    def __init__(self, reason: str, message: str, retry_after: int = RETRY_AFTER) -> None:
+    def __init__(
+        self,
+        reason: str,
+        message: str,
+        retry_after: int | None = RETRY_AFTER,
+        status: int = 503,
+    ) -> None:
         super().__init__(message)
         self.reason = reason
         self.message = message
         self.retry_after = retry_after
+        self.status = status
 
 
 class Transition(NamedTuple):
@@ -92,25 +104,48 @@ class Grant:
 
 
 class BodyReservation:
-    """Memory that the body of one waiting request takes out of `MAX_WAITING_BYTES`."""
+    """Memory that the body of one locked request takes out of `MAX_WAITING_BYTES`."""
 
-    __slots__ = ("_admission", "_size")
+    __slots__ = ("_admission", "_kind", "_size")
 
-    def __init__(self, admission: "Admission") -> None:
+    def __init__(self, admission: "Admission", kind: Kind) -> None:
         self._admission = admission
+        self._kind = kind
         self._size = 0
+
+    def check(self, size: int) -> None:
+        """See whether `size` more bytes could be had now.
+
+        Raises:
+            RefusedError: All bodies together would be larger than allowed, or this one alone.
+        """
+        admission = self._admission
+        if self._size + size > admission.max_waiting_bytes:
+            limit = admission.max_waiting_bytes
+            message = f"request body too large: over {limit} bytes; raise `MAX_WAITING_BYTES`"
+            raise admission.refuse(
+                self._kind, "body_too_large", message, status=413, retry_after=None
+            )
+        if admission.waiting_bytes + size > admission.max_waiting_bytes:
+            message = "too many request bodies are waiting for the gpu"
+            raise admission.refuse(self._kind, "body_memory", message)
 
     def grow(self, size: int) -> None:
         """Take `size` more bytes.
 
         Raises:
-            RefusedError: All waiting bodies together would be larger than allowed.
+            RefusedError: As `check`.
         """
-        admission = self._admission
-        if admission.waiting_bytes + size > admission.max_waiting_bytes:
-            raise RefusedError("body_memory", "too many request bodies are waiting for the gpu")
-        admission.waiting_bytes += size
+        self.check(size)
+        self._admission.waiting_bytes += size
         self._size += size
+
+    def too_slow(self) -> RefusedError:
+        """Give the refusal of a body that does not arrive."""
+        message = "the request body did not arrive in time"
+        return self._admission.refuse(
+            self._kind, "body_timeout", message, status=408, retry_after=None
+        )
 
     def release(self) -> None:
         """Give all of it back. Twice is harmless."""
@@ -118,14 +153,35 @@ class BodyReservation:
         self._size = 0
 
 
+class _Waiter(asyncio.Future[ArbiterGrant]):
+    """What a request waits on; it leaves the queue in the moment it is cancelled."""
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        super().__init__(loop=asyncio.get_running_loop())
+        self._leave = leave
+
+    @property
+    def granted(self) -> bool:
+        """Whether the arbiter's grant came."""
+        return self.done() and not self.cancelled() and self.exception() is None
+
+    def cancel(self, msg: Any = None) -> bool:  # noqa: ANN401  # as the base class has it
+        """Cancel and leave."""
+        cancelled = super().cancel(msg)
+        if cancelled:
+            self._leave()
+        return cancelled
+
+
 class Admission:
     """Lets requests wait for the arbiter's grant, and for nothing longer than they may.
 
     Args:
         arbiter: The rule; nobody else may feed it.
-        metrics: Takes the seconds of every wait.
+        metrics: Takes the seconds of every wait that ended in a grant, and counts the others.
         max_queue: Requests that may wait at one time.
-        max_waiting_bytes: Bytes that the bodies of waiting requests may take together.
+        max_waiting_bytes: Bytes that the bodies of locked requests may take together, from their
+            first byte to the end of the request.
         on_change: Called after every change of state, with the new state.
     """
 
@@ -147,7 +203,7 @@ class Admission:
         # Takes a lock that was handed over, with a card that is not freed, to one who just left.
         self.on_abandoned: Callable[[Grant], None] = Grant.release
         self._ids = itertools.count(1)
-        self._waiters: dict[int, asyncio.Future[ArbiterGrant]] = {}
+        self._waiters: dict[int, _Waiter] = {}
         self._closed = False
         self._state = State.IDLE
         self.transitions: deque[Transition] = deque(maxlen=_HISTORY)
@@ -162,11 +218,13 @@ class Admission:
         """Whether the server is draining."""
         return self._closed
 
-    def reserve(self) -> BodyReservation:
-        """Begin to account for the body of a request that is going to wait."""
-        return BodyReservation(self)
+    def reserve(self, kind: Kind) -> BodyReservation:
+        """Begin to account for the body of a request that may have to wait."""
+        return BodyReservation(self, kind)
 
-    async def acquire(self, kind: Kind, *, timeout: float = 0.0) -> Grant:
+    async def acquire(
+        self, kind: Kind, *, timeout: float = 0.0, arrived: float | None = None
+    ) -> Grant:
         """Wait for the lock.
 
         A cancelled wait leaves nothing behind, whatever the phase: a waiter is removed, and a
@@ -175,36 +233,48 @@ class Admission:
         Args:
             kind: What the card is wanted for.
             timeout: Seconds to wait at most; 0 is no limit.
+            arrived: When the request came, by `time.monotonic`: the time-out counts from there.
+                None is now. Over its time already, a request is still granted a free card.
 
         Raises:
             RefusedError: The queue is full, the time is over, or the server shuts down.
         """
         if self._closed:
-            raise _shutdown()
-        id_ = next(self._ids)
+            raise self._shutdown(kind)
         began = time.monotonic()
-        waiter: asyncio.Future[ArbiterGrant] = asyncio.get_running_loop().create_future()
+        id_ = next(self._ids)
+        waiter = _Waiter(lambda: self._deliver(self._arbiter.cancel(id_), "waiter left"))
         self._waiters[id_] = waiter
-        self._deliver(self._arbiter.request(id_, kind), f"{kind} request")
         try:
+            self._deliver(self._arbiter.request(id_, kind), f"{kind} request")
             if not waiter.done():
-                self._check_queue()
                 logger.debug("waiting for the lock", extra={"kind": kind, "request": id_})
-                async with asyncio.timeout(timeout or None):
-                    await waiter
+                spent = 0.0 if arrived is None else began - arrived
+                await self._wait(waiter, kind, timeout, spent)
             granted = waiter.result()
-        except TimeoutError:
+        except BaseException as error:
             self._leave(id_, waiter)
-            message = f"the gpu was not free within {timeout:g}s"
-            raise RefusedError("timeout", message) from None
-        except BaseException:
-            self._leave(id_, waiter)
+            if not isinstance(error, RefusedError):
+                self._metrics.left[kind] += 1
             raise
         finally:
-            self._waiters.pop(id_, None)
-            waited = time.monotonic() - began
-            self._metrics.lock_wait[kind].observe(waited)
+            del self._waiters[id_]
+        waited = time.monotonic() - began
+        self._metrics.lock_wait[kind].observe(waited)
         return Grant(self, id_, kind, continued=granted.continued, waited=waited)
+
+    def refuse(
+        self,
+        kind: Kind,
+        reason: str,
+        message: str,
+        *,
+        status: int = 503,
+        retry_after: int | None = RETRY_AFTER,
+    ) -> RefusedError:
+        """Count a refusal and give it, to be raised."""
+        self._metrics.refused[kind, reason] += 1
+        return RefusedError(reason, message, retry_after, status)
 
     def reset(self) -> dict[str, Any]:
         """Force the lock to idle and let waiters go on; owners in flight no longer count.
@@ -221,31 +291,35 @@ class Admission:
     def close(self) -> None:
         """Refuse all that wait and all that come; what runs goes on."""
         self._closed = True
-        for id_ in self._arbiter.close():
-            waiter = self._waiters.get(id_)
-            if waiter is not None and not waiter.done():
-                waiter.set_exception(_shutdown())
+        counts = self._arbiter.counts
+        logger.debug("closed", extra={"waiting": counts.waiting_llm + counts.waiting_image})
+        for id_, kind in self._arbiter.close():
+            self._waiters[id_].set_exception(self._shutdown(kind))
 
-    def _check_queue(self) -> None:
-        if len(self._waiters) > self._max_queue:
-            raise RefusedError("queue_full", "too many requests are waiting for the gpu")
+    async def _wait(self, waiter: _Waiter, kind: Kind, timeout: float, spent: float) -> None:
+        """Wait for the grant; `spent` seconds of the time-out are over already."""
+        counts = self._arbiter.counts
+        if counts.waiting_llm + counts.waiting_image > self._max_queue:
+            raise self.refuse(kind, "queue_full", "too many requests are waiting for the gpu")
+        try:
+            async with asyncio.timeout(max(timeout - spent, 0.0) if timeout else None):
+                await waiter
+        except TimeoutError:
+            if waiter.cancelled():
+                message = f"the gpu was not free within {timeout:g}s"
+                raise self.refuse(kind, "timeout", message) from None
+            # The answer came in the moment in which the time ended.
 
-    def _leave(self, id_: int, waiter: "asyncio.Future[ArbiterGrant]") -> None:
+    def _leave(self, id_: int, waiter: _Waiter) -> None:
         """Take a request out again that will not use its grant."""
-        granted = waiter.done() and not waiter.cancelled() and waiter.exception() is None
-        if granted and waiter.result().continued:
-            self.on_abandoned(Grant(self, id_, Kind.IMAGE, continued=True, waited=0.0))
-        elif granted:
-            self._release(id_)
-        else:
+        if not waiter.granted:
             waiter.cancel()
-            self._deliver(self._arbiter.cancel(id_), "waiter left")
+        elif waiter.result().continued:
+            self.on_abandoned(Grant(self, id_, Kind.IMAGE, continued=True, waited=0.0))
+        else:
+            self._release(id_)
 
     def _finish(self, id_: int) -> bool:
-        for other, waiter in self._waiters.items():
-            if waiter.cancelled():
-                # It is about to leave; handing over to it would leave the card to nobody.
-                self._arbiter.cancel(other)
         answer = self._arbiter.finish(id_)
         self._deliver(answer.grants, "image handed over")
         return answer.handed_over
@@ -253,19 +327,14 @@ class Admission:
     def _release(self, id_: int) -> None:
         self._deliver(self._arbiter.release(id_), "released")
 
+    def _shutdown(self, kind: Kind) -> RefusedError:
+        return self.refuse(kind, "shutdown", "the proxy is shutting down")
+
     def _deliver(self, grants: list[ArbiterGrant], cause: str) -> None:
         """Wake the waiters of `grants`, then tell about a change of state."""
-        lost = []
         for grant in grants:
-            waiter = self._waiters.get(grant.id)
-            if waiter is None or waiter.done():
-                lost.append(grant.id)
-            else:
-                waiter.set_result(grant)
+            self._waiters[grant.id].set_result(grant)
             logger.debug("granted", extra={"kind": grant.kind, "request": grant.id})
-        for id_ in lost:
-            # Its task was cancelled in this turn of the loop: nobody is there to release it.
-            self._deliver(self._arbiter.release(id_), "waiter left")
         self._note(cause)
 
     def _note(self, cause: str) -> None:
@@ -287,8 +356,8 @@ class Admission:
             },
         )
         if self._on_change is not None:
-            self._on_change(state)
-
-
-def _shutdown() -> RefusedError:
-    return RefusedError("shutdown", "the proxy is shutting down")
+            try:
+                self._on_change(state)
+            except Exception:
+                # Whoever is told must not cost a waiter its grant.
+                logger.exception("a change of state was not taken note of")

@@ -2,26 +2,35 @@
 
 It reads no clock, does no I/O and knows no event loop, so every rule is tested by calling it; the
 shell in `admission` does the waiting. Every event returns the grants that it causes, and a grant
-counts from that moment on: the shell cancels or releases it if its waiter is gone.
+counts from that moment on: the shell releases it if its waiter is gone.
 
-| state | in flight          | event          | next state                                        |
-|-------|--------------------|----------------|---------------------------------------------------|
-| idle  | nothing            | request llm    | llm                                               |
-| idle  | nothing            | request image  | image                                             |
-| llm   | n >= 1 LLM requests| request llm    | llm, n + 1; waits while an image is pending       |
-| llm   | n >= 1 LLM requests| request image  | llm; the image is pending and granted at n = 0    |
-| llm   | n >= 1 LLM requests| release        | llm, n - 1; at n = 0 the next image, else idle    |
-| image | one image job      | request        | image; it waits                                   |
-| image | one image job      | finish         | image: handed over to the next image, or unchanged|
-| image | one image job      | release        | next image, else llm with all that wait, else idle|
-| any   |                    | cancel         | as release, for one that still waits              |
-| any   |                    | reset          | as if all in flight were released                 |
-| any   |                    | close          | unchanged; nothing is granted any more            |
+| state | in flight           | event         | next state                                        |
+|-------|---------------------|---------------|---------------------------------------------------|
+| idle  | nothing             | request llm   | llm                                               |
+| idle  | nothing             | request image | image                                             |
+| llm   | n >= 1 LLM requests | request llm   | llm, n + 1; waits while an image is pending       |
+| llm   | n >= 1 LLM requests | request image | llm; the image is pending and granted at n = 0    |
+| llm   | n >= 1 LLM requests | cancel llm    | llm                                               |
+| llm   | n >= 1 LLM requests | cancel image  | llm; with no image left, n + all LLM that wait    |
+| llm   | n >= 1 LLM requests | release       | llm, n - 1; at n = 0 the next image, else idle    |
+| image | one image job       | request       | image; it waits                                   |
+| image | one image job       | cancel        | image                                             |
+| image | one image job       | finish        | image: handed over to the next one, or unchanged  |
+| image | one image job       | release       | llm with all that wait where the row is full,     |
+|       |                     |               | else the next image, else llm, else idle          |
+| any   |                     | reset         | as if all in flight were released at once         |
+| any   |                     | close         | unchanged; waiters are dropped, nothing is granted|
+
+Nobody waits in state idle, and in state llm nobody but behind a pending image. `finish` leaves the
+state alone where there is no other image, where the row is full, and with `image_batch` 0.
 
 Images go first (writer preference) and in the order they came. Against starvation of the LLM side,
-after `image_batch` images in a row all LLM requests that wait at that moment go before the next
-image. `finish` is the batching rule: the owner asks it when a job has ended, before it spends time
-on freeing the card, and the next image takes over a card that is already prepared.
+a row of images is full after `image_batch` of them: then all LLM requests that wait at that moment
+go before the next image. The row counts every image since the card was last idle or the LLM side's,
+so that a chat that comes late in a long row waits for one image and not for a whole batch more; it
+has no end while no LLM request waits. `finish` is the batching rule: the owner asks it when a job
+has ended, before it spends time on freeing the card, and the next image takes over a card that is
+already prepared.
 """
 
 from enum import StrEnum
@@ -85,7 +94,8 @@ class Arbiter:
     """Grants one kind of work at a time: any number of LLM requests, or exactly one image job.
 
     A request is named by a number that its caller chooses and never uses again. Events about a
-    number that is not known (released before, reset, cancelled) do nothing.
+    number that is not known (released before, reset, cancelled) do nothing, and so does a cancel
+    of one that was granted: that one is to be released.
 
     Args:
         image_batch: Images in a row while an LLM request waits; 0 keeps image priority absolute
@@ -124,8 +134,10 @@ class Arbiter:
         """A request arrives; it is in the grants if it may go at once.
 
         Raises:
-            ValueError: The number is in use.
+            ValueError: The number is in use, or the arbiter is closed.
         """
+        if self._closed:
+            raise ValueError(f"closed, no request may come: {id_}")
         if self._knows(id_):
             raise ValueError(f"request number in use: {id_}")
         waiting = self._waiting_llm if kind is Kind.LLM else self._waiting_images
@@ -173,10 +185,11 @@ class Arbiter:
         self._image = None
         return dropped, self._grant()
 
-    def close(self) -> list[int]:
-        """Grant nothing any more; return the numbers of those that wait."""
+    def close(self) -> list[tuple[int, Kind]]:
+        """Grant nothing any more; return those that wait."""
         self._closed = True
-        waiting = [*self._waiting_images, *self._waiting_llm]
+        waiting = [(id_, Kind.IMAGE) for id_ in self._waiting_images]
+        waiting += [(id_, Kind.LLM) for id_ in self._waiting_llm]
         self._waiting_images.clear()
         self._waiting_llm.clear()
         return waiting
@@ -186,8 +199,8 @@ class Arbiter:
         return held or id_ in self._waiting_llm or id_ in self._waiting_images
 
     def _grant(self) -> list[Grant]:
-        """Apply the grant rule once; called after every change."""
-        if self._closed or self._image is not None:
+        """Apply the grant rule once; called after every change. Closed, nobody waits for it."""
+        if self._image is not None:
             return []
         if self._waiting_images:
             if self._llm:

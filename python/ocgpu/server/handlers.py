@@ -4,20 +4,43 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import ocgpu
 from ocgpu.errors import OcgpuError
 from ocgpu.lease import LeaseStatus, lease_status
 from ocgpu.server.admission import Admission
+from ocgpu.server.documents import (
+    EventDocument,
+    HealthDocument,
+    LeaseDocument,
+    PeersDocument,
+    RegistryDocument,
+    ReleasedDocument,
+    SwitchDocument,
+    UnloadedDocument,
+)
 from ocgpu.server.metrics import Metrics, Sample, family
 from ocgpu.server.probes import Probes
 from ocgpu.server.registry_view import RegistryView, peer_series
 
-__all__ = ["LEASE", "Knowledge", "events", "health", "index", "metrics_text", "peers"]
+__all__ = [
+    "LEASE",
+    "Knowledge",
+    "events",
+    "health",
+    "index",
+    "metrics_text",
+    "peers",
+    "release",
+    "unload",
+]
 
 # Serve takes no lease of the machine yet; it says so where its readers look for it.
-LEASE: Final = {"enabled": False, "reason": "serve does not take the machine lease yet"}
+LEASE: Final[SwitchDocument] = {
+    "enabled": False,
+    "reason": "serve does not take the machine lease yet",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +59,13 @@ class Knowledge:
     unload: Callable[[], Awaitable[dict[str, Any]]]
 
 
-def health(known: Knowledge) -> tuple[int, dict[str, Any]]:
+def health(known: Knowledge) -> tuple[int, HealthDocument]:
     """Give status and document of `/healthz`: 503 while draining only."""
     counts = known.admission.counts
-    registry: dict[str, Any] = {"enabled": known.registry.enabled}
+    registry: SwitchDocument = {"enabled": known.registry.enabled}
     if known.registry.reason is not None:
         registry["reason"] = known.registry.reason
-    document = {
+    document: HealthDocument = {
         "state": counts.state.value,
         "llm_inflight": counts.llm_inflight,
         "image_pending": counts.image_pending,
@@ -71,19 +94,30 @@ async def metrics_text(known: Knowledge) -> str:
     return "".join(parts)
 
 
-async def peers(known: Knowledge) -> dict[str, Any]:
+async def peers(known: Knowledge) -> PeersDocument:
     """Give the document of `/gpu/peers`: under `lease` stand holders that are no peers, too."""
-    document = known.registry.snapshot()
+    document = cast("RegistryDocument", known.registry.snapshot())
     lease = await _lease(document["gpu_key"])
-    return {**document, "lease": None if lease is None else lease.to_dict()}
+    status = None if lease is None else cast("LeaseDocument", lease.to_dict())
+    return {**document, "lease": status}
 
 
-def events(known: Knowledge) -> list[dict[str, Any]]:
+def events(known: Knowledge) -> list[EventDocument]:
     """Give the last transitions of the lock, oldest first; times are Unix seconds."""
     return [
         {"at": round(t.at, 6), "before": t.before.value, "after": t.after.value, "cause": t.cause}
         for t in known.admission.transitions
     ]
+
+
+def release(known: Knowledge) -> ReleasedDocument:
+    """Reset the lock by force; say what that dropped."""
+    return cast("ReleasedDocument", known.admission.reset())
+
+
+async def unload(known: Knowledge) -> UnloadedDocument:
+    """Evict everything from the card; say what."""
+    return cast("UnloadedDocument", await known.unload())
 
 
 def index() -> str:
@@ -92,6 +126,7 @@ def index() -> str:
         f"ocgpu {ocgpu.__version__}\n"
         "GET  /healthz\nGET  /metrics\nGET  /gpu/peers\nGET  /events\n"
         "POST /gpulock/release\nPOST /gpulock/unload\n"
+        "GET  /ocgpu/schema/openapi.json\n"
     )
 
 

@@ -5,29 +5,32 @@ ComfyUI, the job goes on whether the client stays or not, because the card is in
 """
 
 import asyncio
-import contextlib
 import logging
-import time
-import zlib
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from ocgpu.server.admission import Admission, Grant
-from ocgpu.server.arbiter import Kind, State
-from ocgpu.server.engines.comfyui import ComfyUI, JobResult
+from ocgpu.server.arbiter import Kind
+from ocgpu.server.comfy_jobs import ComfyJobs
+from ocgpu.server.engines.comfy_documents import Queue, read_prompt_id
+from ocgpu.server.engines.comfyui import ComfyUI
 from ocgpu.server.engines.ollama import Ollama
+from ocgpu.server.freeing import Freeing
 from ocgpu.server.metrics import Metrics
-from ocgpu.server.relay.asgi import Headers, header
-from ocgpu.server.relay.control import Reply, json_object, read_reply
+from ocgpu.server.relay.asgi import Headers
+from ocgpu.server.relay.control import Reply, read_reply
 from ocgpu.server.relay.upstream import Upstream, UpstreamConnectError, UpstreamError
+from ocgpu.server.warm_up import warm_up
 
 __all__ = ["ImageJobs", "ImageSettings", "Prompt"]
 
 logger: Final = logging.getLogger("ocgpu.server")
 
-# An answer to `/prompt` is a few hundred bytes; what inflates beyond this is none.
-_ANSWER_MAX: Final = 1 << 20
+# A ComfyUI that answers does so within this; before it, no listener is open.
+_GLANCE_SECONDS: Final = 0.2
+# One that loads a checkpoint is silent for seconds; the first requests wait for it as long.
+_ADOPT_SECONDS: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,12 +42,14 @@ class ImageSettings:
         job_timeout: For the job, from ComfyUI's answer on.
         job_timeout_action: What becomes of a job that is still there after that.
         warm_model: Model to load after an image job; "" is none.
+        settle_timeout: For the memory to be back after an engine has freed it; 0 is no wait.
     """
 
     unload_timeout: float
     job_timeout: float
     job_timeout_action: Literal["release", "interrupt"]
     warm_model: str
+    settle_timeout: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +63,10 @@ class Prompt:
 
 class ImageJobs:
     """Runs image jobs that hold the lock, each to its end.
+
+    Attributes:
+        queue: The jobs in ComfyUI's queue.
+        card: Frees the card of either engine.
 
     Args:
         admission: Where warming up asks for the lock.
@@ -77,8 +86,15 @@ class ImageJobs:
         upstream: Upstream | None,
         settings: ImageSettings,
     ) -> None:
+        self.queue = ComfyJobs(comfyui, metrics, settings.job_timeout, settings.job_timeout_action)
+        self.card = Freeing(
+            ollama,
+            comfyui,
+            metrics,
+            unload_timeout=settings.unload_timeout,
+            settle_timeout=settings.settle_timeout,
+        )
         self._admission = admission
-        self._metrics = metrics
         self._ollama = ollama
         self._comfyui = comfyui
         self._upstream = upstream
@@ -110,17 +126,33 @@ class ImageJobs:
             raise
 
     async def adopt(self) -> None:
-        """Wait for jobs that run in ComfyUI from before our start, as if they were our own."""
+        """Take the lock for jobs that run in ComfyUI from before our start, as if they were ours.
+
+        To be awaited before the first request is served: when it returns, the lock is taken, unless
+        ComfyUI has no job. The rest is done by a task.
+        """
+        if self._comfyui is None:
+            return
+        look = asyncio.ensure_future(self._comfyui.queue(timeout=_ADOPT_SECONDS))
         try:
-            jobs = await self._comfyui.queue() if self._comfyui is not None else None
-        except UpstreamError:
-            return
-        if jobs is None or not (jobs.running or jobs.pending):
-            return
-        with await self._admission.acquire(Kind.IMAGE) as grant:
-            await self.unload_models()
-            await self.follow_strangers()
-            await self.end(grant, None)
+            await asyncio.wait((look,), timeout=_GLANCE_SECONDS)
+        except asyncio.CancelledError:
+            look.cancel()
+            raise
+        if not look.done() or (look.exception() is None and look.result().ids):
+            self._spawn(self._adopted(await self._admission.acquire(Kind.IMAGE), look))
+
+    async def _adopted(self, grant: Grant, look: "asyncio.Future[Queue]") -> None:
+        with grant:
+            try:
+                jobs = (await look).ids
+            except UpstreamError as error:
+                logger.warning("no look for old image jobs: %s", error)
+                return
+            if jobs:
+                await self.card.unload_models()
+                await self.queue.follow_all(jobs)
+                await self.end(grant, None)
 
     async def unload(self) -> dict[str, Any]:
         """Evict everything from the card, under the lock; wait for what runs to end first.
@@ -131,19 +163,9 @@ class ImageJobs:
         timeout = self._settings.unload_timeout
         grant = await self._admission.acquire(Kind.IMAGE, timeout=timeout)
         with grant:
-            models = await self.unload_models()
-            freed = await self._comfyui.free() if self._comfyui is not None else None
+            models = await self.card.unload_models()
+            freed = await self.card.free_images()
         return {"unloaded": models, "comfyui_freed": freed}
-
-    async def unload_models(self) -> list[str]:
-        """Take Ollama's models off the card; give their names."""
-        if self._ollama is None:
-            return []
-        done = await self._ollama.unload(self._settings.unload_timeout)
-        self._metrics.unload.observe(done.seconds)
-        if not done.empty:
-            self._metrics.unload_timeouts += 1
-        return done.models
 
     async def close(self) -> None:
         """End all jobs' tasks; the jobs themselves go on in ComfyUI."""
@@ -177,32 +199,6 @@ class ImageJobs:
         else:
             self._spawn(self.end(grant, None))
 
-    async def follow_strangers(self) -> None:
-        """Wait for every job that ComfyUI knows of, when we do not know which is ours."""
-        if self._comfyui is None:
-            return
-        with contextlib.suppress(UpstreamError):
-            queue = await self._comfyui.queue()
-            for prompt_id in (*queue.running, *queue.pending):
-                logger.info("image job: adopted", extra={"prompt_id": prompt_id})
-                await self.follow(prompt_id)
-
-    async def follow(self, prompt_id: str) -> JobResult:
-        """Wait for the end of a job and count it."""
-        if self._comfyui is None:
-            raise RuntimeError("no ComfyUI to follow a job in")
-        began = time.monotonic()
-        settings = self._settings
-        result = await self._comfyui.follow(
-            prompt_id, settings.job_timeout, settings.job_timeout_action
-        )
-        self._metrics.image_jobs[result] += 1
-        level = logging.INFO if result in (JobResult.DONE, JobResult.ERROR) else logging.WARNING
-        seconds = round(time.monotonic() - began, 3)
-        fields = {"prompt_id": prompt_id, "seconds": seconds}
-        logger.log(level, "image job: %s", result.value, extra=fields)
-        return result
-
     async def send(self, prompt: Prompt) -> Reply:
         """Post a prompt on a connection of its own and read the whole answer.
 
@@ -229,27 +225,13 @@ class ImageJobs:
             logger.info("image job: handed over to the next", extra=fields)
             return
         try:
-            if self._comfyui is not None:
-                freed = await self._comfyui.free()
-                logger.info("image job: %s", "freed" if freed else "not freed", extra=fields)
+            freed = await self.card.free_images()
+            logger.info("image job: %s", "freed" if freed else "not freed", extra=fields)
         finally:
             grant.release()
         if self._settings.warm_model and self._ollama is not None:
-            self._spawn(self._warm(self._ollama))
-
-    async def _warm(self, ollama: Ollama) -> None:
-        """Load the warm model, as an LLM request of our own, if nobody else wants the card."""
-        counts = self._admission.counts
-        if counts.state is not State.IDLE or self._admission.closed:
-            return
-        model = self._settings.warm_model
-        with await self._admission.acquire(Kind.LLM):
-            try:
-                loaded = await ollama.warm(model)
-            except UpstreamError as error:
-                logger.warning("warm model: %s", error, extra={"model": model})
-                return
-        logger.info("warm model: %s", "loaded" if loaded else "refused", extra={"model": model})
+            model = self._settings.warm_model
+            self._spawn(warm_up(self._admission, self._ollama, model))
 
 
 class _Job:
@@ -277,8 +259,9 @@ class _Job:
     async def run(self) -> None:
         """Take the job through its phases."""
         if not self.grant.continued:
-            models = await self._jobs.unload_models()
+            models = await self._jobs.card.unload_models()
             logger.info("image job: unloaded", extra={"models": models})
+        await self._jobs.queue.wait_for_others()
         self.sent = True
         try:
             reply = await self._jobs.send(self._prompt)
@@ -288,15 +271,21 @@ class _Job:
             # ComfyUI may have queued it and broken off: what it runs now is what we wait for.
             self.dirty = True
             self.fail(error)
-            await self._jobs.follow_strangers()
+            await self._jobs.queue.follow_strangers()
         else:
             self._deliver(reply)
-            if self.prompt_id is not None:
-                self.dirty = True
-                await self._jobs.follow(self.prompt_id)
+            await self._follow(reply)
         if self.dirty:
             await self._jobs.end(self.grant, self.prompt_id)
             self.dirty = False
+
+    async def _follow(self, reply: Reply) -> None:
+        if self.prompt_id is not None:
+            self.dirty = True
+            await self._jobs.queue.follow(self.prompt_id)
+        elif reply.accepted and await self._jobs.queue.follow_strangers(patient=False):
+            # It took something, under a name that we cannot read.
+            self.dirty = True
 
     def fail(self, error: UpstreamError) -> None:
         """Give the client an error, if it has no answer yet."""
@@ -308,26 +297,9 @@ class _Job:
         self._answer.exception()
 
     def _deliver(self, reply: Reply) -> None:
-        self.prompt_id = _prompt_id(reply)
+        self.prompt_id = read_prompt_id(reply)
         phase = "not accepted" if self.prompt_id is None else "accepted"
         fields = {"prompt_id": self.prompt_id, "status": reply.status}
         logger.info("image job: %s", phase, extra=fields)
         if not self._answer.done():
             self._answer.set_result(reply)
-
-
-def _prompt_id(reply: Reply) -> str | None:
-    """Give the id of the job that an answer to `/prompt` announces."""
-    if reply.status != 200:
-        return None
-    body = reply.body
-    if (header(_low(reply.headers), b"content-encoding") or b"identity") in (b"gzip", b"deflate"):
-        # 47: zlib and gzip, told apart by their head.
-        with contextlib.suppress(zlib.error):
-            body = zlib.decompressobj(47).decompress(body, _ANSWER_MAX)
-    prompt_id = (json_object(body) or {}).get("prompt_id")
-    return prompt_id if isinstance(prompt_id, str) else None
-
-
-def _low(headers: Headers) -> Headers:
-    return [(name.lower(), value) for name, value in headers]

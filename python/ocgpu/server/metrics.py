@@ -10,12 +10,22 @@ from typing import Final
 
 from ocgpu.server.arbiter import Counts, Kind, State
 
-__all__ = ["Histogram", "Metrics", "Sample", "family"]
+__all__ = ["REFUSALS", "Histogram", "Metrics", "Sample", "family"]
 
 # Seconds. A wait is anything from nothing to LLM_WAIT_TIMEOUT; the steps are a third of a decade.
 _WAIT_BOUNDS: Final = (0.005, 0.025, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
 _UNLOAD_BOUNDS: Final = (0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0, 60.0)
+_SETTLE_BOUNDS: Final = (0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0, 10.0)
 
+# Why a request that needs the card is answered without it.
+REFUSALS: Final = (
+    "timeout",
+    "queue_full",
+    "shutdown",
+    "body_memory",
+    "body_too_large",
+    "body_timeout",
+)
 JOB_RESULTS: Final = ("done", "error", "interrupted", "lost", "timeout")
 
 Sample = tuple[str, Mapping[str, str], float]
@@ -49,9 +59,14 @@ class Metrics:
     """What serve counts about itself; the lock's present state is read when it is asked for."""
 
     def __init__(self) -> None:
+        # Only waits that ended in a grant: a refusal, at once or after LLM_WAIT_TIMEOUT, would bend
+        # the quantiles either way. Those are counted apart.
         self.lock_wait = {kind: Histogram(_WAIT_BOUNDS) for kind in Kind}
+        self.refused = {(kind, reason): 0 for kind in Kind for reason in REFUSALS}
+        self.left = dict.fromkeys(Kind, 0)
         self.unload = Histogram(_UNLOAD_BOUNDS)
         self.unload_timeouts = 0
+        self.settle = Histogram(_SETTLE_BOUNDS)
         self.image_jobs = dict.fromkeys(JOB_RESULTS, 0)
 
     def render(self, counts: Counts) -> str:
@@ -63,6 +78,11 @@ class Metrics:
             ("", {"kind": Kind.LLM.value}, float(counts.waiting_llm)),
             ("", {"kind": Kind.IMAGE.value}, float(counts.waiting_image)),
         ]
+        refused = [
+            ("", {"kind": kind.value, "reason": reason}, float(n))
+            for (kind, reason), n in self.refused.items()
+        ]
+        left = [("", {"kind": kind.value}, float(n)) for kind, n in self.left.items()]
         inflight: list[Sample] = [("", {}, counts.llm_inflight)]
         timeouts: list[Sample] = [("", {}, self.unload_timeouts)]
         return "".join(
@@ -72,6 +92,8 @@ class Metrics:
                 family("gpulock_waiting", "gauge", "requests that wait for it", waiting),
                 family("gpulock_image_jobs_total", "counter", "image jobs that ended", jobs),
                 family("gpulock_lock_wait_seconds", "histogram", "wait for the lock", waits),
+                family("gpulock_refused_total", "counter", "requests refused the lock", refused),
+                family("gpulock_left_total", "counter", "clients that left waiting for it", left),
                 family(
                     "gpulock_unload_seconds",
                     "histogram",
@@ -83,6 +105,12 @@ class Metrics:
                     "counter",
                     "image jobs that began with an LLM model still loaded",
                     timeouts,
+                ),
+                family(
+                    "gpulock_settle_seconds",
+                    "histogram",
+                    "time until the memory of an engine was seen to be free",
+                    self.settle.samples({}),
                 ),
             )
         )

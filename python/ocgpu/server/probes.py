@@ -13,6 +13,10 @@ __all__ = ["Probes"]
 logger: Final = logging.getLogger("ocgpu.server")
 # A health check every few seconds must not become a request to the engine every few seconds.
 _STALE_SECONDS: Final = 15.0
+# An engine that is down costs nothing to ask, and somebody waits for it to come back.
+_STALE_DOWN_SECONDS: Final = 2.0
+# What a failing request told is not told again by the next hundred.
+_DOUBT_SECONDS: Final = 1.0
 
 
 class _Probe:
@@ -40,10 +44,20 @@ class _Probe:
         else:
             logger.warning("upstream does not answer: %s", self.error, extra=fields)
 
+    def age(self) -> float | None:
+        """Seconds since the last probe ended; None before the first."""
+        return None if self.at is None else time.monotonic() - self.at
+
+    def is_stale(self) -> bool:
+        """Whether the world may have changed since."""
+        age = self.age()
+        return age is not None and age > (_STALE_SECONDS if self.reachable else _STALE_DOWN_SECONDS)
+
     def document(self) -> dict[str, Any]:
-        age = None if self.at is None else round(time.monotonic() - self.at, 3)
+        age = self.age()
         found: dict[str, Any] = {"url": self.url, "reachable": self.reachable}
-        found |= {"version": self.version, "checked_ago_seconds": age}
+        found |= {"version": self.version}
+        found |= {"checked_ago_seconds": None if age is None else round(age, 3)}
         return found if self.error is None else {**found, "error": self.error}
 
 
@@ -63,10 +77,16 @@ class Probes:
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._run())
 
+    def doubt(self, name: str) -> None:
+        """Probe again, because a request to the engine of that name got no answer."""
+        for probe in self._probes:
+            age = probe.age()
+            if probe.engine.name == name and age is not None and age > _DOUBT_SECONDS:
+                self.refresh()
+
     def documents(self) -> dict[str, Any]:
         """Give what is known by engine name; asks again in the background when it is old."""
-        now = time.monotonic()
-        if any(probe.at is not None and now - probe.at > _STALE_SECONDS for probe in self._probes):
+        if any(probe.is_stale() for probe in self._probes):
             self.refresh()
         return {probe.engine.name: probe.document() for probe in self._probes}
 

@@ -5,36 +5,29 @@ us goes on by itself, and a restart finds a running image job again in ComfyUI's
 """
 
 import asyncio
-import errno
 import logging
 import os
-import signal
-import socket
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ocgpu.server import logs
+from ocgpu.server import logs, signals
 from ocgpu.server.admission import Admission
 from ocgpu.server.app import make_app
 from ocgpu.server.arbiter import Arbiter, Kind
+from ocgpu.server.descriptors import raise_limit
+from ocgpu.server.drain import Requests
 from ocgpu.server.engines.comfyui import ComfyUI
 from ocgpu.server.engines.engine import Engine
 from ocgpu.server.engines.ollama import Ollama
-from ocgpu.server.guard import make_guard
+from ocgpu.server.guard import host_names, make_guard
 from ocgpu.server.handlers import Knowledge
 from ocgpu.server.image_job import ImageJobs, ImageSettings
-from ocgpu.server.listeners import (
-    ControlListener,
-    EngineListener,
-    ListenerServer,
-    Requests,
-    bind,
-    url_of,
-)
+from ocgpu.server.listeners import ControlListener, EngineListener, ListenerServer
 from ocgpu.server.locked import LockedRoute
 from ocgpu.server.metrics import Metrics
+from ocgpu.server.outgoing import OutgoingHeaders
 from ocgpu.server.probes import Probes
 from ocgpu.server.props import Props
 from ocgpu.server.registry_view import RegistryView
@@ -43,7 +36,10 @@ from ocgpu.server.relay.client import HttpUpstream
 from ocgpu.server.relay.control import Control
 from ocgpu.server.relay.upstream import Upstream
 from ocgpu.server.relay.websocket import WebsocketRelay
-from ocgpu.settings import Listen, Settings
+from ocgpu.server.sockets import ListenError, Sockets, open_sockets, url_of
+from ocgpu.server.systemd import InheritError, Notifier, inherited_sockets
+from ocgpu.server.trusted import TrustedProxies
+from ocgpu.settings import Settings
 
 new_event_loop: Callable[[], asyncio.AbstractEventLoop]
 try:
@@ -58,8 +54,8 @@ logger: Final = logging.getLogger("ocgpu.server")
 
 # Granian's threads end within milliseconds once no request is left; after this they are stuck.
 _STOP_SECONDS: Final = 3.0
-# `timeout(1)` signals its child and then the child's group: one wish, told twice.
-_SAME_SIGNAL_SECONDS: Final = 0.2
+# More than all that follows a drain can take, for the service manager.
+_END_SECONDS: Final = 30.0
 _OLLAMA_OWN: Final = frozenset(("/healthz", "/metrics", "/gpu/peers"))
 _COMFY_OWN: Final = frozenset(("/healthz",))
 
@@ -88,12 +84,13 @@ class StuckError(Exception):
 
 
 def run(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT; a second one ends the process at once.
+    """Serve until SIGTERM or SIGINT; a second one ends the process at once, with status 1.
 
     Returns:
         Exit status: 0 after a drain, 1 when a listener could not start or failed.
     """
     logs.configure(settings.log_level, settings.log_format)
+    raise_limit()
     try:
         with asyncio.Runner(loop_factory=new_event_loop) as runner:
             return runner.run(_run_until_signal(settings))
@@ -125,76 +122,33 @@ async def serve(
     """
     registry = RegistryView(settings.gpu_share_weight, settings.gpu_key)
     try:
-        sockets = _bind_all(settings)
-    except OSError:
+        sockets = open_sockets(settings, inherited_sockets(os.environ))
+    except (InheritError, ListenError) as error:
+        logger.error("%s", error)  # noqa: TRY400  # the message says it all
         registry.close()
         return 1
-    bound = Bound(*(_url(sockets.get(name)) for name in ("ollama", "comfy", "admin")))
     server = _Server(settings, registry)
     try:
-        return await server.serve(sockets, bound, ready, stop or asyncio.Event())
+        return await server.serve(sockets, ready, stop or asyncio.Event())
     finally:
         await server.close()
+        for _, listener in sockets:
+            # Granian has taken and closed it, unless it did not come to that.
+            listener.close()
 
 
 async def _run_until_signal(settings: Settings) -> int:
     stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-
-    first: float | None = None
-
-    def told() -> None:
-        nonlocal first
-        now = loop.time()
-        first = now if first is None else first
-        if stop.is_set() and now - first < _SAME_SIGNAL_SECONDS:
-            return
-        if stop.is_set():
-            logger.warning("second signal: ending at once")
-            logging.shutdown()
-            os._exit(1)
-        stop.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        try:
-            loop.add_signal_handler(number, told)
-        except NotImplementedError:
-            signal.signal(number, lambda *_args: loop.call_soon_threadsafe(told))
+    signals.install(stop)
     return await serve(settings, stop=stop)
 
 
-def _bind_all(settings: Settings) -> dict[str, socket.socket]:
-    """Bind all listeners that are on.
-
-    Raises:
-        OSError: One could not be bound; it was logged, and the others are closed again.
-    """
-    wanted: dict[str, tuple[str, Listen | None]] = {
-        "ollama": ("LISTEN_OLLAMA", settings.listen_ollama if settings.ollama_url else None),
-        "comfy": ("LISTEN_COMFY", settings.listen_comfy if settings.comfy_url else None),
-        "admin": ("LISTEN_ADMIN", settings.listen_admin),
-    }
-    sockets: dict[str, socket.socket] = {}
-    for name, (variable, listen) in wanted.items():
-        if listen is None:
-            continue
-        try:
-            sockets[name] = bind(listen.host, listen.port)
-        except OSError as error:
-            taken = error.errno == errno.EADDRINUSE
-            remedy = (
-                f"stop what listens there or set `{variable}`" if taken else f"set `{variable}`"
-            )
-            reason = os.strerror(error.errno or 0).lower()
-            logger.error("cannot listen on %s: %s; %s", listen, reason, remedy)  # noqa: TRY400
-            for listener in sockets.values():
-                listener.close()
-            raise
-    return sockets
-
-
-def _url(listener: socket.socket | None) -> str | None:
-    return None if listener is None else url_of(listener)
+def _bound(sockets: Sockets) -> Bound:
+    """Give the first address of each listener."""
+    urls: dict[str, str] = {}
+    for name, listener in sockets:
+        urls.setdefault(name, url_of(listener))
+    return Bound(urls.get("ollama"), urls.get("comfy"), urls.get("admin"))
 
 
 class _Server:
@@ -203,9 +157,9 @@ class _Server:
     def __init__(self, settings: Settings, registry: RegistryView) -> None:
         self._settings = settings
         self._registry = registry
+        self._notifier = Notifier(os.environ)
         self._requests = Requests()
         self._closers: list[Callable[[], Awaitable[None]]] = []
-        self._tasks: set[asyncio.Task[Any]] = set()
         self._metrics = Metrics()
         self._admission = Admission(
             Arbiter(settings.image_batch),
@@ -216,7 +170,9 @@ class _Server:
         )
         self._ollama_up = self._upstream(settings.ollama_url)
         self._comfy_up = self._upstream(settings.comfy_url)
-        self._ollama = Ollama(Control(self._ollama_up)) if self._ollama_up else None
+        self._ollama = (
+            Ollama(Control(self._ollama_up), settings.ollama_hosts) if self._ollama_up else None
+        )
         self._comfyui = ComfyUI(Control(self._comfy_up)) if self._comfy_up else None
         self._jobs = ImageJobs(
             self._admission,
@@ -229,6 +185,7 @@ class _Server:
                 settings.job_timeout,
                 settings.job_timeout_action,
                 settings.warm_model,
+                settings.settle_timeout,
             ),
         )
         self._probes = Probes(self._engines())
@@ -245,43 +202,46 @@ class _Server:
         )
 
     async def serve(
-        self,
-        sockets: dict[str, socket.socket],
-        bound: Bound,
-        ready: Callable[[Bound], None] | None,
-        stop: asyncio.Event,
+        self, sockets: Sockets, ready: Callable[[Bound], None] | None, stop: asyncio.Event
     ) -> int:
         """Start the listeners, wait for the end, drain."""
-        apps = self._apps()
-        servers = [ListenerServer(apps[name], listener) for name, listener in sockets.items()]
-        runs = [asyncio.ensure_future(server.serve()) for server in servers]
-        waiting = asyncio.ensure_future(stop.wait())
         self._probes.refresh()
-        self._spawn(self._jobs.adopt())
-        addresses = (bound.ollama_url, bound.comfy_url, bound.admin_url)
-        for name, url in zip(("ollama", "comfy", "admin"), addresses, strict=True):
-            if url is not None:
-                logger.info("listening", extra={"listener": name, "url": url})
-        if ready is not None:
-            ready(bound)
+        await self._jobs.adopt()
+        apps = self._apps()
+        bound = _bound(sockets)
+        named = [(name, url_of(listener)) for name, listener in sockets]
+        servers = [ListenerServer(apps[name], listener) for name, listener in sockets]
+        runs = [asyncio.ensure_future(server.serve()) for server in servers]
+        starting = asyncio.gather(*(server.started.wait() for server in servers))
+        waiting = asyncio.ensure_future(stop.wait())
         try:
+            await asyncio.wait((*runs, starting), return_when=asyncio.FIRST_COMPLETED)
+            if starting.done():
+                self._begin(named)
+                if ready is not None:
+                    ready(bound)
             done, _ = await asyncio.wait((*runs, waiting), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            starting.cancel()
             waiting.cancel()
             stuck = await self._drain(servers, runs)
         failed = [task for task in done if task is not waiting]
         for task in failed:
-            logger.error("a listener ended: %s", task.exception() or "without a word")
+            cause = None if task.cancelled() else task.exception()
+            logger.error("a listener ended: %s", cause or "without a word")
         status = 1 if failed else 0
         if stuck:
             raise StuckError(status)
         return status
 
+    def _begin(self, named: list[tuple[str, str]]) -> None:
+        """Say that connections are accepted."""
+        for name, url in named:
+            logger.info("listening", extra={"listener": name, "url": url})
+        self._notifier.ready()
+
     async def close(self) -> None:
         """Give everything back; safe after a failed start."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         for closer in self._closers:
             await closer()
         self._registry.close()
@@ -289,8 +249,9 @@ class _Server:
     async def _drain(self, servers: list[ListenerServer], runs: "list[asyncio.Task[None]]") -> bool:
         """End all requests and all listeners; True when a listener's thread does not end."""
         logger.info("draining", extra={"requests": len(self._requests)})
+        self._notifier.stopping(self._settings.drain_timeout + _END_SECONDS)
+        self._requests.close()
         self._admission.close()
-        self._requests.close_websockets()
         cut = await self._requests.drain(self._settings.drain_timeout)
         for server in servers:
             server.end()
@@ -304,7 +265,8 @@ class _Server:
         guard = make_guard(settings.admin_hosts, settings.admin_token)
         apps: dict[str, App] = {"admin": ControlListener(self._app, guard, self._requests)}
         if self._ollama is not None and self._ollama_up is not None:
-            props = Props(self._ollama, self._ollama_up, self._registry.gpu_share)
+            outgoing = OutgoingHeaders(self._ollama, TrustedProxies(settings.trusted_proxies))
+            props = Props(outgoing, self._ollama_up, self._registry.gpu_share)
             apps["ollama"] = self._engine_listener(
                 self._ollama, self._ollama_up, _OLLAMA_OWN, {"/props": props}
             )
@@ -328,8 +290,7 @@ class _Server:
         special: dict[str, App],
     ) -> EngineListener:
         settings = self._settings
-        websockets = WebsocketRelay(upstream.url, settings.connect_timeout)
-        self._closers.append(websockets.close)
+        websockets = WebsocketRelay(upstream.address, settings.connect_timeout)
         locked = LockedRoute(
             self._admission,
             engine,
@@ -337,9 +298,20 @@ class _Server:
             self._jobs,
             waits={Kind.LLM: settings.llm_wait_timeout, Kind.IMAGE: settings.image_wait_timeout},
             stall_timeout=settings.stall_timeout,
+            wait_keepalive=settings.wait_keepalive,
         )
+        upstream.on_unreachable = lambda: self._probes.doubt(engine.name)
         return EngineListener(
-            engine, upstream, websockets, locked, self._app, own, self._requests, special
+            engine,
+            upstream,
+            OutgoingHeaders(engine, TrustedProxies(settings.trusted_proxies)),
+            websockets,
+            locked,
+            self._app,
+            own,
+            self._requests,
+            special,
+            host_names(settings.admin_hosts),
         )
 
     def _upstream(self, url: str) -> HttpUpstream | None:
@@ -348,8 +320,3 @@ class _Server:
         upstream = HttpUpstream(url, self._settings.connect_timeout)
         self._closers.append(upstream.close)
         return upstream
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 from aiohttp import web
 
 from ocgpu.simulators.comfyui_graph import NODES, refusal, validate
-from ocgpu.simulators.comfyui_queue import Job, JobQueue
+from ocgpu.simulators.comfyui_queue import JOB_STATUSES, Job, JobQueue
 from ocgpu.simulators.comfyui_sockets import Sockets
 from ocgpu.simulators.hosting import Handler, Middleware, Simulator, is_loopback
 from ocgpu.simulators.usage import Usage
@@ -42,6 +42,7 @@ class ComfySimulator(Simulator):
     Attributes:
         usage: What it holds of the card.
         jobs: Its queue and history.
+        any_ids: Take any text for the id of a prompt, as versions of 2025 do.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class ComfySimulator(Simulator):
     ) -> None:
         super().__init__()
         self.usage = Usage("image")
+        self.any_ids = False
         self.sockets = Sockets()
         self.jobs = JobQueue(
             self.usage,
@@ -82,6 +84,7 @@ class ComfySimulator(Simulator):
             web.post("/prompt", self.prompt),
             web.get("/queue", self.queue),
             web.post("/queue", self._change_queue),
+            web.get("/api/jobs", self.job_list),
             web.get("/history", self.history),
             web.get("/history/{prompt_id}", self.history),
             web.post("/history", self._change_history),
@@ -148,7 +151,7 @@ class ComfySimulator(Simulator):
         if not isinstance(body, dict) or "prompt" not in body:
             return _refused(refusal("no_prompt", NO_PROMPT, NO_PROMPT))
         prompt_id = body.get("prompt_id", str(uuid.uuid4()))
-        if not _is_canonical_uuid(prompt_id):
+        if not self.any_ids and not _is_canonical_uuid(prompt_id):
             kind, message = "invalid_prompt_id", "prompt_id must be a valid UUID"
             return _refused(refusal(kind, message, UUID_RULE))
         verdict = validate(body["prompt"])
@@ -178,6 +181,15 @@ class ComfySimulator(Simulator):
         running = [] if self.jobs.running is None else [self.jobs.running.item()]
         pending = [job.item() for job in self.jobs.pending]
         return web.json_response({"queue_running": running, "queue_pending": pending})
+
+    async def job_list(self, request: web.Request) -> web.StreamResponse:
+        """Jobs without their graphs, by status; a fake may lie here."""
+        wanted = [part for part in request.query.get("status", "").split(",") if part]
+        if odd := [part for part in wanted if part not in JOB_STATUSES]:
+            return web.json_response({"error": f"Invalid status value(s): {odd}"}, status=400)
+        jobs = [job for job in self.jobs.listed() if not wanted or job["status"] in wanted]
+        page = {"offset": 0, "limit": None, "total": len(jobs), "has_more": False}
+        return web.json_response({"jobs": jobs, "pagination": page})
 
     async def _change_queue(self, request: web.Request) -> web.Response:
         body = await _json(request)

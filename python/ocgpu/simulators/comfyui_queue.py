@@ -15,10 +15,11 @@ from ocgpu.simulators.comfyui_graph import Graph, job_order, signature
 from ocgpu.simulators.comfyui_sockets import Sockets
 from ocgpu.simulators.usage import Usage
 
-__all__ = ["Job", "JobQueue"]
+__all__ = ["JOB_STATUSES", "Job", "JobQueue"]
 
 BYTES_PER_PIXEL = 4
 MEMORY_BYTES = 2**40
+JOB_STATUSES = ("pending", "in_progress", "completed", "failed", "cancelled")
 
 
 class NodeFailedError(Exception):
@@ -138,6 +139,14 @@ class JobQueue:
     def remaining(self) -> int:
         """How many jobs wait or run."""
         return len(self.pending) + (self.running is not None)
+
+    def listed(self) -> list[dict[str, Any]]:
+        """Every job as `/api/jobs` lists it, without its graph."""
+        running = [] if self.running is None else [self.running]
+        jobs = [(job.prompt_id, "in_progress", job.number) for job in running]
+        jobs += [(job.prompt_id, "pending", job.number) for job in self.pending]
+        jobs += [(key, _status(entry), entry["prompt"][0]) for key, entry in self.history.items()]
+        return [{"id": key, "status": status, "priority": place} for key, status, place in jobs]
 
     def put(self, job: Job) -> None:
         """Queue `job`."""
@@ -306,3 +315,11 @@ class JobQueue:
 
 def _meta(node: str) -> dict[str, Any]:
     return {"node_id": node, "display_node": node, "parent_node": None, "real_node_id": node}
+
+
+def _status(entry: dict[str, Any]) -> str:
+    status = entry["status"]
+    if status["completed"]:
+        return "completed"
+    events = [message[0] for message in status["messages"]]
+    return "cancelled" if "execution_interrupted" in events else "failed"

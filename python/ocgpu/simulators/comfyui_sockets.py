@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import struct
 import uuid
 from typing import Any
 
@@ -10,6 +11,8 @@ from aiohttp import WSMsgType, web
 
 __all__ = ["Sockets"]
 
+PREVIEW_IMAGE = 1
+JPEG = 1
 FEATURES = {
     "supports_preview_metadata": True,
     "max_upload_size": 104857600,
@@ -25,7 +28,7 @@ class Sockets:
     """
 
     def __init__(self) -> None:
-        self._queues: dict[str, asyncio.Queue[str]] = {}
+        self._queues: dict[str, asyncio.Queue[str | bytes]] = {}
 
     def send(self, event: str, data: dict[str, Any], client_id: str | None = None) -> None:
         """Send to the socket of `client_id`, or to all where it is None."""
@@ -33,6 +36,10 @@ class Sockets:
         for key, queue in self._queues.items():
             if client_id is None or key == client_id:
                 queue.put_nowait(text)
+
+    def preview(self, image: bytes, client_id: str) -> None:
+        """Send an image as ComfyUI does: its event and its format in front, all in one frame."""
+        self._queues[client_id].put_nowait(struct.pack("!II", PREVIEW_IMAGE, JPEG) + image)
 
     async def serve(
         self, request: web.Request, queue_remaining: int, running: tuple[str, str] | None
@@ -47,7 +54,7 @@ class Sockets:
         socket = web.WebSocketResponse()
         await socket.prepare(request)
         client_id = request.query.get("clientId") or uuid.uuid4().hex
-        queue: asyncio.Queue[str] = asyncio.Queue()
+        queue: asyncio.Queue[str | bytes] = asyncio.Queue()
         self._queues[client_id] = queue
         status = {"status": {"exec_info": {"queue_remaining": queue_remaining}}, "sid": client_id}
         self.send("status", status, client_id)
@@ -70,7 +77,11 @@ class Sockets:
             first = False
 
 
-async def _write(socket: web.WebSocketResponse, queue: asyncio.Queue[str]) -> None:
+async def _write(socket: web.WebSocketResponse, queue: asyncio.Queue[str | bytes]) -> None:
     with contextlib.suppress(ConnectionResetError):
         while True:
-            await socket.send_str(await queue.get())
+            message = await queue.get()
+            if isinstance(message, str):
+                await socket.send_str(message)
+            else:
+                await socket.send_bytes(message)

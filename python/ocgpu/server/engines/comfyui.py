@@ -1,60 +1,54 @@
-"""ComfyUI: its routes, its Host rule, and when one of its jobs has really ended.
+"""ComfyUI: its routes, its Host rule, its queue, its history and its `/free`.
 
 Facts of real runs that this rests on: `/queue` and `/history` change under one mutex, so an id that
 is absent from `/queue` and then from `/history` is gone for good (deleted, wiped, or lost in a
-restart); an id that was used before shows its old history while the new run goes on, so `/queue` is
-looked at first; `/free` only sets flags, and a job that runs is never touched by it.
+restart); an id that was used before shows its old history while the new run goes on, so what is
+queued is looked at first; `/free` only sets flags, and a job that runs is never touched by it.
+
+What is queued is asked of `/api/jobs`, where ComfyUI has it: it lists the same jobs without their
+graphs. `/api/jobs/<id>` is not used: it repeats the graph as the history does, and it looks at the
+history first, so that an id that was used before is "completed" while it runs again.
 """
 
-import asyncio
 import logging
-import time
-from enum import StrEnum
-from typing import Final, Literal, NamedTuple
+from typing import Final
 from urllib.parse import quote
 
 from ocgpu.server.arbiter import Kind
+from ocgpu.server.engines.comfy_documents import (
+    JobResult,
+    Queue,
+    read_history,
+    read_jobs,
+    read_queue,
+)
 from ocgpu.server.relay.asgi import Headers
-from ocgpu.server.relay.control import Control
-from ocgpu.server.relay.upstream import UpstreamError, UpstreamRefusedError
+from ocgpu.server.relay.control import Control, Reply, UpstreamTimeoutError
+from ocgpu.server.relay.upstream import UpstreamConnectError, UpstreamError
 from ocgpu.server.routes import RouteTable
 
-__all__ = ["ComfyUI", "JobResult", "Queue"]
+__all__ = ["ComfyUI", "UnreadableError"]
 
 logger: Final = logging.getLogger("ocgpu.server")
 
 ROUTES: Final = RouteTable(exact={"/prompt": Kind.IMAGE, "/api/prompt": Kind.IMAGE})
 
-# The first looks come early, for a job whose nodes are all cached ends within milliseconds.
-_POLL_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
-# A garbage collection in ComfyUI's worker stalls its HTTP for a quarter of a second.
+# A garbage collection in ComfyUI's worker stalls its HTTP for a quarter of a second, the load of
+# a checkpoint for longer.
 _CALL_SECONDS: Final = 10.0
 _PROBE_SECONDS: Final = 3.0
-# A restart takes some 5 s; after this long with nobody at the port, no job is running there.
-_REFUSED_SECONDS: Final = 30.0
-# An interrupted job ends at its next node or sampling step.
-_INTERRUPT_SECONDS: Final = 10.0
+_JOBS: Final = "/api/jobs?status=pending,in_progress"
 
 
-class JobResult(StrEnum):
-    """How an image job ended."""
-
-    DONE = "done"
-    ERROR = "error"
-    INTERRUPTED = "interrupted"
-    LOST = "lost"
-    TIMEOUT = "timeout"
-
-
-class Queue(NamedTuple):
-    """Ids of jobs that run and that wait."""
-
-    running: list[str]
-    pending: list[str]
+class UnreadableError(UpstreamError):
+    """What answered is no ComfyUI that we know: a login page, a gateway's error, a fork."""
 
 
 class ComfyUI:
     """One ComfyUI behind the proxy.
+
+    Attributes:
+        kept_bytes: What its process keeps of the card whatever it frees: a CUDA context.
 
     Args:
         control: Calls to it.
@@ -62,9 +56,17 @@ class ComfyUI:
 
     name: Final = "comfyui"
     routes: Final = ROUTES
+    kept_bytes: Final = 512 << 20
 
     def __init__(self, control: Control) -> None:
         self._control = control
+        # Until it says otherwise; asked again after it was not reached, for it may be a new one.
+        self._lists_jobs = True
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self._control.upstream.url
 
     def headers(self, headers: Headers) -> Headers:
         """Keep the client's Host: ComfyUI compares it with the Origin of a browser."""
@@ -74,50 +76,78 @@ class ComfyUI:
         """Every `/prompt` needs the card."""
         return True
 
+    async def quiet(self) -> None:
+        """Return at once: what a client does has no part in when a job of ComfyUI ends."""
+
     async def probe(self) -> str:
         """Give ComfyUI's version."""
         reply = await self._control.get("/system_stats", timeout=_PROBE_SECONDS)
         document = reply.document()
         if document is None:
-            raise UpstreamError(f"no version from {self._control.upstream.url}: {reply.status}")
+            raise UnreadableError(f"no version from {self.url}: {reply.status}")
         system = document.get("system")
-        return str(system.get("comfyui_version", "unknown")) if isinstance(system, dict) else ""
+        version = system.get("comfyui_version") if isinstance(system, dict) else None
+        return version if isinstance(version, str) else "unknown"
 
-    async def queue(self) -> Queue:
-        """Give the jobs that ComfyUI knows of.
+    async def queue(self, *, timeout: float | None = None) -> Queue:
+        """Give the jobs that wait or run.
+
+        Args:
+            timeout: Seconds for each of at most two calls; None for what an engine at work needs.
 
         Raises:
             UpstreamError: It does not say.
         """
-        reply = await self._control.get("/queue", timeout=_CALL_SECONDS)
-        document = reply.document()
-        if document is None:
-            raise UpstreamError(f"no queue from {self._control.upstream.url}: {reply.status}")
-        return Queue(_ids(document.get("queue_running")), _ids(document.get("queue_pending")))
+        timeout = _CALL_SECONDS if timeout is None else timeout
+        try:
+            queue = await self._listed(timeout) if self._lists_jobs else None
+            if queue is None:
+                reply = await self._control.get("/queue", timeout=timeout)
+                queue = read_queue(_body(reply))
+        except UpstreamConnectError:
+            self._lists_jobs = True
+            raise
+        if queue is None:
+            raise UnreadableError(f"no queue from {self.url}: {reply.status}")
+        return queue
 
-    async def follow(
-        self, prompt_id: str, timeout: float, action: Literal["release", "interrupt"]
-    ) -> JobResult:
-        """Wait until a job has ended.
+    async def outcome(self, prompt_id: str) -> JobResult | None:
+        """Give how a job ended that is no longer queued; None when ComfyUI does not know it.
 
-        Args:
-            prompt_id: Its id.
-            timeout: Seconds; then `action` decides about a job that still runs.
-            action: `interrupt` ends the job in ComfyUI, `release` leaves it running.
+        Raises:
+            UpstreamError: It does not say.
         """
-        result = await self._follow(prompt_id, timeout)
-        if result is not None:
-            return result
-        fields = {"prompt_id": prompt_id, "action": action}
-        logger.warning("image job: still there after %gs", timeout, extra=fields)
-        if action == "interrupt":
+        path = f"/history/{quote(prompt_id, safe='')}"
+        reply = await self._control.get(path, timeout=_CALL_SECONDS)
+        history = read_history(_body(reply))
+        if history is None:
+            raise UnreadableError(f"no history from {self.url}: {reply.status}")
+        return history.get(prompt_id)
+
+    async def cancel(self, prompt_id: str) -> None:
+        """Ask ComfyUI to end one job, whether it waits or runs."""
+        try:
+            queue = await self.queue()
+        except UpstreamError as error:
+            logger.warning("comfyui: %s", error)
+            return
+        # An interrupt does nothing to a job that waits, and in old versions it ends whatever runs.
+        if prompt_id in queue.pending:
+            await self._try_post("/queue", {"delete": [prompt_id]})
+        elif prompt_id in queue.running:
             await self._try_post("/interrupt", {"prompt_id": prompt_id})
-            await self._follow(prompt_id, _INTERRUPT_SECONDS)
-        return JobResult.TIMEOUT
 
     async def free(self) -> bool:
         """Ask ComfyUI to free its memory; True when it took the request, which is not yet done."""
         return await self._try_post("/free", {"unload_models": True, "free_memory": True})
+
+    async def _listed(self, timeout: float) -> Queue | None:
+        """Ask `/api/jobs`; None when this ComfyUI has none, or cannot answer it just now."""
+        reply = await self._control.get(_JOBS, timeout=timeout)
+        queue = read_jobs(_body(reply))
+        # A job with an odd `extra_data` makes a 500 of the whole list, for as long as it is queued.
+        self._lists_jobs = queue is not None or reply.status >= 500
+        return queue
 
     async def _try_post(self, path: str, value: object) -> bool:
         try:
@@ -129,60 +159,13 @@ class ComfyUI:
             logger.warning("comfyui refused %s: %d", path, reply.status)
         return reply.accepted
 
-    async def _follow(self, prompt_id: str, timeout: float) -> JobResult | None:
-        """Poll until the job has ended; None after `timeout` seconds."""
-        deadline = time.monotonic() + timeout
-        refused_since: float | None = None
-        looks = 0
-        while True:
-            try:
-                result = await self._look(prompt_id)
-                refused_since = None
-            except UpstreamRefusedError:
-                result = None
-                refused_since = refused_since or time.monotonic()
-                if time.monotonic() - refused_since > _REFUSED_SECONDS:
-                    return JobResult.LOST
-            except UpstreamError as error:
-                # Busy or hung is not gone: the job may well be computing.
-                result = None
-                logger.debug("image job: %s", error, extra={"prompt_id": prompt_id})
-            left = deadline - time.monotonic()
-            if result is not None or left <= 0:
-                return result
-            await asyncio.sleep(min(_POLL_SECONDS[min(looks, len(_POLL_SECONDS) - 1)], left))
-            looks += 1
 
-    async def _look(self, prompt_id: str) -> JobResult | None:
-        """Look once; None while the job waits or runs."""
-        queue = await self.queue()
-        if prompt_id in queue.running or prompt_id in queue.pending:
-            return None
-        path = f"/history/{quote(prompt_id, safe='')}"
-        reply = await self._control.get(path, timeout=_CALL_SECONDS)
-        document = reply.document()
-        if document is None:
-            raise UpstreamError(f"no history from {self._control.upstream.url}: {reply.status}")
-        entry = document.get(prompt_id)
-        return JobResult.LOST if not isinstance(entry, dict) else _result(entry.get("status"))
+def _body(reply: Reply) -> bytes:
+    """Give the body of a success; b"", which is no document, for everything else.
 
-
-def _ids(items: object) -> list[str]:
-    """Give the job ids of a queue list, whose items are [number, id, graph, …]."""
-    if not isinstance(items, list):
-        return []
-    return [str(item[1]) for item in items if isinstance(item, list) and len(item) > 1]
-
-
-def _result(status: object) -> JobResult:
-    """Read the end of a job from its history entry; old versions write none into it."""
-    if not isinstance(status, dict) or status.get("completed") is True:
-        return JobResult.DONE
-    if status.get("status_str") != "error":
-        return JobResult.DONE
-    messages = status.get("messages")
-    interrupted = isinstance(messages, list) and any(
-        isinstance(message, list) and message[:1] == ["execution_interrupted"]
-        for message in messages
-    )
-    return JobResult.INTERRUPTED if interrupted else JobResult.ERROR
+    Raises:
+        UpstreamTimeoutError: A gateway in between had no answer from ComfyUI in time.
+    """
+    if reply.status == 504:
+        raise UpstreamTimeoutError("no answer from ComfyUI to a gateway in between: 504")
+    return reply.body if reply.accepted else b""

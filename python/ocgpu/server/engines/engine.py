@@ -37,3 +37,10 @@ class Engine(Protocol):
         Raises:
             UpstreamError: It does not answer.
         """
+
+    async def quiet(self) -> None:
+        """Wait, after a client left in mid-answer, until the engine computes nothing for it.
+
+        Returns at once for an engine that stops by itself; else bounded by the engine, and nothing
+        that the engine does or says is raised.
+        """

@@ -1,25 +1,24 @@
-"""Ollama: its routes, its Host rule, and how its models leave the card.
+"""Ollama: its routes, its Host and Origin rule, what needs the card; llama-server in its place."""
 
-Facts of Ollama's source that this rests on: an unload command answers before it unloads; `/api/ps`
-may block for seconds around an unload; `keep_alive` 0 unloads embedding models as well, except in
-old versions, which need `/api/embed` for that.
-"""
-
-import asyncio
+import contextlib
+import json
 import logging
 import re
-import time
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import msgspec
 
 from ocgpu.server.arbiter import Kind
+from ocgpu.server.engines import ollama_unload
+from ocgpu.server.engines.llama_server import LlamaServer
+from ocgpu.server.engines.ollama_unload import NoModelListError, Unloaded
+from ocgpu.server.engines.origins import KnownHosts
 from ocgpu.server.relay.asgi import Headers, header
 from ocgpu.server.relay.control import Control
-from ocgpu.server.relay.upstream import UpstreamConnectError, UpstreamError
+from ocgpu.server.relay.upstream import UpstreamError
 from ocgpu.server.routes import RouteTable
 
-__all__ = ["Ollama", "Unloaded"]
+__all__ = ["Ollama"]
 
 logger: Final = logging.getLogger("ocgpu.server")
 
@@ -49,10 +48,6 @@ ROUTES: Final = RouteTable(
     locked=(("/api/", Kind.LLM), ("/v1/", Kind.LLM)),
 )
 
-_POLL_SECONDS: Final = 0.5
-# `/api/ps` waits for the lock that an unload holds: shorter than this would flap.
-_CALL_MIN_SECONDS: Final = 2.0
-_CALL_MAX_SECONDS: Final = 10.0
 _PROBE_SECONDS: Final = 3.0
 # A model is read from disk into the card: minutes, on a slow disk.
 _WARM_SECONDS: Final = 600.0
@@ -65,43 +60,40 @@ _TELLING: Final = ("model", "keep_alive", "prompt", "messages")
 _NOTHING: Final[tuple[object, ...]] = (None, "", [])
 
 
-class Unloaded(NamedTuple):
-    """What an unload came to.
-
-    Attributes:
-        models: Names of the models that were told to go.
-        empty: Whether `/api/ps` was seen empty; False after a time-out or without an answer.
-        seconds: How long it took.
-    """
-
-    models: list[str]
-    empty: bool
-    seconds: float
-
-
 class Ollama:
     """One Ollama behind the proxy.
 
     Args:
         control: Calls to it.
+        hosts: Names, besides those of every machine, under which its listener is reached.
     """
 
     name: Final = "ollama"
     routes: Final = ROUTES
 
-    def __init__(self, control: Control) -> None:
+    def __init__(self, control: Control, hosts: tuple[str, ...] = ()) -> None:
         self._control = control
         self._authority = control.upstream.authority
+        self._hosts = KnownHosts(hosts)
+        self._llama_server = LlamaServer(control)
+        # Whether that is what answers; None while nothing has answered.
+        self._is_llama_server: bool | None = None
+        self._listless = False
+
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self._control.upstream.url
 
     def headers(self, headers: Headers) -> Headers:
         """Put the upstream's Host in; drop an Origin that is our own listener's.
 
         On loopback, Ollama refuses a public Host and every Origin outside its list. An Origin equal
-        to the Host that the client used is a page that we served ourselves; any other one passes,
-        so that OLLAMA_ORIGINS stays in force.
+        to the Host that the client used is a page that we served ourselves, if that Host is ours;
+        any other one passes, so that OLLAMA_ORIGINS stays in force.
         """
         host = (header(headers, b"host") or b"").lower()
-        own = (b"http://" + host, b"https://" + host)
+        own = (b"http://" + host, b"https://" + host) if host in self._hosts else ()
         kept = [
             h
             for h in headers
@@ -117,21 +109,31 @@ class Ollama:
             command = _command(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             return True
-        if isinstance(command.get("model"), str) and _is_cloud(command["model"]):
-            return False
-        if not _is_zero(command.get("keep_alive")):
-            return True
-        if path == "/api/generate":
-            return command.get("prompt") not in _NOTHING
-        return not (path == "/api/chat" and command.get("messages") in _NOTHING)
+        return _uses_card(path, command) or _says_twice(body)
+
+    async def quiet(self) -> None:
+        """Wait until nothing is computed for a client that has left.
+
+        Ollama stops at once when a client leaves; llama-server goes on where it does not stream.
+        """
+        if self._is_llama_server is None:
+            with contextlib.suppress(UpstreamError):
+                await self.probe()
+        if self._is_llama_server:
+            await self._llama_server.quiet()
 
     async def probe(self) -> str:
-        """Give Ollama's version."""
+        """Give Ollama's version, or llama-server's build."""
         reply = await self._control.get("/api/version", timeout=_PROBE_SECONDS)
-        document = reply.document()
-        if document is None:
+        version = (reply.document() or {}).get("version")
+        if isinstance(version, str):
+            self._is_llama_server = False
+            return version
+        build = await self._llama_server.version(reply)
+        self._is_llama_server = build is not None
+        if build is None:
             raise UpstreamError(f"no version from {self._control.upstream.url}: {reply.status}")
-        return str(document.get("version", "unknown"))
+        return build
 
     async def loaded(self, *, timeout: float) -> list[str]:
         """Give the names of the models on the card.
@@ -139,15 +141,7 @@ class Ollama:
         Raises:
             UpstreamError: Ollama does not say.
         """
-        reply = await self._control.get("/api/ps", timeout=timeout)
-        document = reply.document()
-        if document is None:
-            raise UpstreamError(f"no model list from {self._control.upstream.url}: {reply.status}")
-        models = document.get("models") or []
-        if not isinstance(models, list):
-            raise UpstreamError(f"no model list from {self._control.upstream.url}: {models!r:.80}")
-        names = [m.get("model") or m.get("name") for m in models if isinstance(m, dict)]
-        return [name for name in names if isinstance(name, str)]
+        return await ollama_unload.loaded(self._control, timeout=timeout)
 
     async def unload(self, timeout: float) -> Unloaded:
         """Take all models off the card, or give up: an image job is not held up by a neighbour.
@@ -155,25 +149,13 @@ class Ollama:
         Args:
             timeout: Seconds for all of it.
         """
-        began = time.monotonic()
-        deadline = began + timeout
-        told: list[str] = []
-        empty = False
-        while not empty:
-            try:
-                empty = await self._unload_once(told, deadline)
-            except UpstreamConnectError as error:
-                logger.warning("ollama unreachable, going on without: %s", error)
-                break
-            except UpstreamError as error:
-                logger.warning("unload: %s", error)
-            left = deadline - time.monotonic()
-            if not empty and left <= 0:
-                logger.warning("models still loaded after %gs, going on: %s", timeout, told)
-                break
-            if not empty:
-                await asyncio.sleep(min(_POLL_SECONDS, left))
-        return Unloaded(told, empty, time.monotonic() - began)
+        try:
+            return await ollama_unload.unload(self._control, timeout)
+        except NoModelListError as error:
+            if not self._listless:
+                self._listless = True
+                logger.warning("%s: nothing there is unloaded for images", error)
+            return Unloaded([], empty=False, timed_out=False, seconds=0.0)
 
     async def warm(self, model: str) -> bool:
         """Load a model and keep it."""
@@ -181,29 +163,30 @@ class Ollama:
         reply = await self._control.post("/api/generate", request, timeout=_WARM_SECONDS)
         return reply.accepted
 
-    async def _unload_once(self, told: list[str], deadline: float) -> bool:
-        """Look once, tell every model that was not told yet; True when none is loaded."""
-        models = await self.loaded(timeout=_call_timeout(deadline))
-        for model in models:
-            if model not in told:
-                told.append(model)
-                await self._unload_model(model, deadline)
-        return not models
 
-    async def _unload_model(self, model: str, deadline: float) -> None:
-        command = {"model": model, "keep_alive": 0}
-        timeout = _call_timeout(deadline)
-        reply = await self._control.post("/api/generate", command, timeout=timeout)
-        if not reply.accepted:
-            command = {"model": model, "input": "x", "keep_alive": 0}
-            reply = await self._control.post("/api/embed", command, timeout=timeout)
-        if not reply.accepted:
-            logger.warning("unload of a model refused: %s", model, extra={"status": reply.status})
+def _uses_card(path: str, command: dict[str, Any]) -> bool:
+    if isinstance(command.get("model"), str) and _is_cloud(command["model"]):
+        return False
+    if not _is_zero(command.get("keep_alive")):
+        return True
+    if path == "/api/generate":
+        return command.get("prompt") not in _NOTHING
+    return not (path == "/api/chat" and command.get("messages") in _NOTHING)
 
 
-def _call_timeout(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    return min(max(left, _CALL_MIN_SECONDS), _CALL_MAX_SECONDS)
+def _says_twice(body: bytes) -> bool:
+    """Whether a telling field stands there twice: in Go, a null leaves the text before it."""
+    names: list[str] = []
+
+    def note(pairs: list[tuple[str, object]]) -> None:
+        # Called for each object, for the outermost one last.
+        names[:] = [name for name, _ in pairs]
+
+    try:
+        json.loads(body.decode("utf-8", "replace"), object_pairs_hook=note)
+    except (ValueError, RecursionError):
+        return True
+    return any(names.count(name) > 1 for name in _TELLING)
 
 
 def _is_cloud(model: str) -> bool:

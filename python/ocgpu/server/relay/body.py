@@ -1,6 +1,5 @@
 """Read a client's request body: whole, for a request that waits, or piece by piece."""
 
-import asyncio
 from collections.abc import AsyncIterator, Callable
 
 from ocgpu.server.relay.asgi import ClientGoneError, Headers, Message, Receive, header
@@ -19,39 +18,25 @@ def has_body(headers: Headers) -> bool:
     return header(headers, b"transfer-encoding") is not None or bool(content_length(headers))
 
 
-async def read_whole(
-    receive: Receive,
-    grow: Callable[[int], None],
-    stall_timeout: float = 0.0,
-    length: int | None = None,
-) -> bytes:
+async def read_whole(receive: Receive, length: int) -> bytes:
     """Read all of the body.
+
+    The message that says that nothing follows is left to the next reader of `receive`: each one is
+    a way through another thread.
 
     Args:
         receive: The connection's `receive`.
-        grow: Told the size of every piece before it is kept; what it raises ends the reading.
-        stall_timeout: Seconds that the client may send nothing; 0 is no limit.
-        length: Bytes that the head announced. Where all of them came, the message that says so is
-            left to the next reader of `receive`: each one is a way through another thread.
+        length: Bytes that the head announced.
 
     Raises:
-        ClientGoneError: The client left before the end, or stalled.
+        ClientGoneError: The client left before the end.
     """
     parts: list[bytes] = []
     size = 0
-    more = True
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(None) as patience:
-            while more and size != length:
-                if stall_timeout:
-                    patience.reschedule(loop.time() + stall_timeout)
-                piece, more = _piece(await receive())
-                grow(len(piece))
-                size += len(piece)
-                parts.append(piece)
-    except TimeoutError:
-        raise ClientGoneError from None
+    while size != length:
+        piece, _ = _piece(await receive())
+        size += len(piece)
+        parts.append(piece)
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 

@@ -6,7 +6,7 @@ connection of their own and are never sent twice (RFC 9110 section 9.2.2).
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -14,7 +14,7 @@ from ocgpu.server.relay.address import Address
 from ocgpu.server.relay.asgi import ClientGoneError, Headers, header
 from ocgpu.server.relay.connection import Connection
 from ocgpu.server.relay.pool import Pool
-from ocgpu.server.relay.upstream import UpstreamError
+from ocgpu.server.relay.upstream import UpstreamConnectError, UpstreamError
 
 __all__ = ["HttpUpstream"]
 
@@ -38,6 +38,8 @@ class HttpUpstream:
         self._prefix = self.address.prefix
         self._authorization = self.address.authorization
         self._pool = Pool(self.address, connect_timeout)
+        # Told when no connection came about, so that whoever watches the engine looks again.
+        self.on_unreachable: Callable[[], None] = _nothing
         self._uploads: dict[Connection, asyncio.Task[None]] = {}
 
     async def open(
@@ -62,7 +64,11 @@ class HttpUpstream:
             headers = [*headers, _CHUNKED]
         message = self._message(method, target, headers, whole)
         while True:
-            connection = await self._pool.take(fresh=fresh)
+            try:
+                connection = await self._pool.take(fresh=fresh)
+            except UpstreamConnectError:
+                self.on_unreachable()
+                raise
             try:
                 connection.begin(message, bodyless=method == "HEAD", whole=pieces is None)
                 if pieces is not None:
@@ -108,6 +114,8 @@ class HttpUpstream:
     async def close(self) -> None:
         """Close all idle connections, and those in use as soon as they are released."""
         self._pool.close()
+        # An aborted transport gives its socket back in the loop's next turn.
+        await asyncio.sleep(0)
 
     def _message(self, method: str, target: bytes, headers: Headers, body: bytes | None) -> bytes:
         """Write the head, and behind it the body when it is whole."""
@@ -130,6 +138,10 @@ class HttpUpstream:
         task = asyncio.ensure_future(_send_pieces(connection, pieces, chunked=chunked))
         self._uploads[connection] = task
         task.add_done_callback(lambda done: _uploaded(connection, done))
+
+
+def _nothing() -> None:
+    """Nobody is told."""
 
 
 async def _send_pieces(

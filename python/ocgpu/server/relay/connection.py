@@ -237,8 +237,10 @@ class Connection(asyncio.Protocol):
         if not self._busy:
             self._gone(self)
         elif not self.complete:
-            reason = f": {error}" if error is not None else ""
-            self._broken(f"{self._url} closed the connection{reason}")
+            reason = str(error) if error is not None else "it closed the connection"
+            self._broken(
+                f"no {'end of the ' if self.status else ''}answer from {self._url}: {reason}"
+            )
         writable = self._writable
         if writable is not None and not writable.done():
             writable.set_result(None)

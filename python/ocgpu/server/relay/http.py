@@ -22,7 +22,7 @@ from ocgpu.server.relay.client import HttpUpstream
 from ocgpu.server.relay.connection import Connection
 from ocgpu.server.relay.headers import response_headers
 from ocgpu.server.relay.upstream import BrokenResponseError, UpstreamError
-from ocgpu.server.relay.watch import DisconnectWatch
+from ocgpu.server.relay.watch import DisconnectWatch, hang_up
 
 __all__ = ["Ending", "Outgoing", "StalledClientError", "relay_http"]
 
@@ -83,13 +83,16 @@ async def relay_http(
         watch: The caller's own watch over this task, armed; it is stopped here.
     """
     method = scope["method"]
-    if refusal := _unfit(scope):
-        await send_error(send, *refusal)
+    coding = header(scope["headers"], b"transfer-encoding")
+    if coding is not None and coding.strip().lower() != b"chunked":
+        # Our listener undoes the chunked framing only, and the coding's name does not travel.
+        message = "only the chunked transfer coding works"
+        await send_error(send, 501, "transfer_coding", message)
         return Ending.REFUSED
     task = asyncio.current_task()
     if task is None:
         raise RuntimeError("relay outside of a task")
-    watch = watch or DisconnectWatch(receive, task)
+    watch = watch or DisconnectWatch(receive, task, scope)
     connection: Connection | None = None
     try:
         data = await _request_body(scope, receive, outgoing, watch)
@@ -103,11 +106,11 @@ async def relay_http(
         await send_error(send, 502, "upstream", str(error))
         return Ending.REFUSED
     except (ClientGoneError, StalledClientError):
-        return Ending.CLIENT_GONE
+        return await _left(send, connection)
     except asyncio.CancelledError:
         if not watch.gone:
             raise
-        return Ending.CLIENT_GONE
+        return await _left(send, connection)
     finally:
         watch.stop()
         if connection is not None:
@@ -115,15 +118,11 @@ async def relay_http(
     return Ending.DONE
 
 
-def _unfit(scope: Scope) -> tuple[int, str, str] | None:
-    """Give the refusal of a request that cannot be passed on as it is."""
-    coding = header(scope["headers"], b"transfer-encoding")
-    if coding is not None and coding.strip().lower() != b"chunked":
-        # Our listener undoes the chunked framing only, and the coding's name does not travel.
-        return 501, "transfer_coding", "only the chunked transfer coding works"
-    if scope["method"] == "CONNECT":
-        return 405, "method", "no tunnels here"
-    return None
+async def _left(send: Send, connection: Connection | None) -> Ending:
+    """End the connection of a client that left; an answer that has begun stays without its end."""
+    if connection is None:
+        await hang_up(send)
+    return Ending.CLIENT_GONE
 
 
 async def _send_response(
@@ -247,7 +246,7 @@ async def _request_body(
         return None
     length = client_body.content_length(headers)
     if length is not None and length <= _SMALL_BODY:
-        data = await client_body.read_whole(receive, lambda _size: None, length=length)
+        data = await client_body.read_whole(receive, length)
         watch.arm()
         return data
     return client_body.pieces(receive, at_end=watch.arm)
