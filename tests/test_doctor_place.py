@@ -94,6 +94,12 @@ def test_a_directory_that_is_none_is_an_error(tmp_path: Path) -> None:
         assert "OCGPU_DIR" in str(finding.remedy)
 
 
+def test_a_name_that_the_kernel_refuses_is_an_error(tmp_path: Path) -> None:
+    (finding,) = place.check_directory(tmp_path / ("x" * 300))
+
+    assert (finding.status, "File name too long" in finding.found) == ("error", True)
+
+
 @root_only
 def test_a_directory_of_another_user_is_an_error(shared_dir: Path) -> None:
     shared_dir.chmod(0o755)

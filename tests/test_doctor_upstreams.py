@@ -160,11 +160,21 @@ def test_a_server_that_is_no_engine_is_an_error() -> None:
     assert "is no ComfyUI: it answers 404 to /system_stats" in finding.found
 
 
-def test_a_server_of_the_open_ai_api_is_a_warning() -> None:
-    with server(document('{"data": []}')) as port:
+def test_a_version_under_another_status_is_none() -> None:
+    with server(document('{"version": "1"}', "404 Not Found")) as port:
         finding = ollama(f"http://127.0.0.1:{port}")
 
-    assert (finding.status, "is no Ollama" in finding.found) == ("warning", True)
+    assert finding.found.endswith("is no Ollama: it answers 404 to /api/version")
+    assert finding.remedy == "set `OLLAMA_URL` to Ollama itself"
+
+
+def test_a_server_of_the_open_ai_api_is_a_warning_in_the_place_of_ollama() -> None:
+    with server(document('{"data": []}')) as port:
+        finding = ollama(f"http://127.0.0.1:{port}")
+        assert (finding.status, "is no Ollama" in finding.found) == ("warning", True)
+
+        finding = comfy(f"http://127.0.0.1:{port}")
+        assert (finding.status, "is no ComfyUI" in finding.found) == ("error", True)
 
 
 def test_an_engine_behind_a_gateway_that_is_down_is_a_warning(engines: Engines) -> None:
@@ -219,6 +229,7 @@ def test_an_ollama_that_refuses_our_host_is_an_error(engines: Engines) -> None:
 def test_an_engine_that_refuses_everybody_is_an_error(engines: Engines) -> None:
     engines.comfy.fail("*", answer(403))
 
+    assert comfy(engines.comfy.url).status == "error"
     assert comfy(engines.comfy.url).found == f"{engines.comfy.url} answers 403"
 
 
@@ -290,6 +301,15 @@ def test_the_wrong_scheme_is_an_error_that_names_the_other_one(engines: Engines)
     with server(document("plain HTTP was sent to an HTTPS port", "400 Bad Request")) as port:
         finding = ollama(f"http://127.0.0.1:{port}")
     assert (finding.status, "`https://`" in str(finding.remedy)) == ("error", True)
+
+
+def test_tls_is_not_advised_to_who_uses_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(TLS / "cert.pem"))
+    with server(document("", "400 Bad Request"), certified()) as port:
+        finding = ollama(f"https://localhost:{port}")
+
+    assert "it answers 400" in finding.found
+    assert "`https://`" not in str(finding.remedy)
 
 
 def test_a_server_that_speaks_something_else_is_an_error() -> None:

@@ -47,24 +47,27 @@ def check_versions(version: Callable[[str], str] = metadata.version) -> list[Fin
 
 
 def open_files_limit() -> int | None:
-    """How many descriptors a process started from here may have; None where that is not limited."""
+    """How many descriptors a serve started from here may have, which raises its own limit.
+
+    None where that is not limited.
+    """
     import resource
 
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return None if soft == resource.RLIM_INFINITY else soft
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return None if hard == resource.RLIM_INFINITY else hard
 
 
 def check_open_files(limit: int | None, max_queue: int) -> list[Finding]:
     """Judge the limit of descriptors against the requests that serve may hold.
 
     Args:
-        limit: Of this process, and so of a serve started here; None for none.
+        limit: The hard one of this process, and so of a serve started here; None for none.
         max_queue: `MAX_QUEUE`, requests that may wait.
     """
     if limit is None:
         return [ok(_LIMITS, "no limit")]
     wanted = max_queue + _OWN * _PER_REQUEST
-    remedy = f"`ulimit -n {max(wanted, 4096)}`, or `LimitNOFILE=` of its systemd unit"
+    remedy = f"`ulimit -Hn {max(wanted, 4096)}`, or `LimitNOFILE=` of its systemd unit"
     if limit < _FEW:
         return [error(_LIMITS, f"at most {limit}: serve needs {_PER_REQUEST} a request", remedy)]
     if limit < wanted:

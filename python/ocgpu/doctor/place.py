@@ -151,7 +151,7 @@ def _exclusion(lock: Callable[[int], None], first: int, second: int) -> str | No
     except BlockingIOError:
         return None
     except OSError as problem:
-        return problem.strerror or str(problem)
+        return f"{problem.strerror}"
     return "two hold it at once"
 
 
