@@ -136,6 +136,30 @@ def test_a_gpu_that_is_not_there_is_an_error() -> None:
 
 
 @pytest.mark.usefixtures("nvml")
+def test_a_number_beside_a_name_in_the_environment_is_looked_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OCGPU_GPU_KEY", "card")
+
+    assert key_of(1) == (
+        H200_2.uuid,
+        Finding("gpu key", "ok", f"{H200_2.uuid} (NVIDIA H200), from the driver"),
+    )
+
+
+def test_a_gpu_that_was_asked_for_on_a_machine_without_one_is_an_error(nvml: Nvml) -> None:
+    nvml.cards = []
+
+    assert key_of(0)[1].status == "error"
+
+
+def test_a_card_without_a_name_is_of_an_unknown_model(nvml: Nvml) -> None:
+    nvml.failing = {f"nvmlDeviceGetName:{H200.uuid}"}
+
+    assert key_of()[1].found == f"{H200.uuid} (unknown model), from the driver"
+
+
+@pytest.mark.usefixtures("nvml")
 def test_a_gpu_that_is_hidden_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
 
@@ -149,6 +173,7 @@ def test_a_gpu_that_does_not_answer_is_an_error(nvml: Nvml) -> None:
 
     assert (key, finding.status) == (None, "error")
     assert finding.found.startswith("no answer from GPU 0")
+    assert gpu.check_key(None, "", os.environ, ())[1][0].status == "error"
 
 
 def test_no_gpu_at_all_is_a_warning(nvml: Nvml) -> None:
@@ -164,9 +189,10 @@ def test_a_working_driver_is_named_by_its_version(nvml: Nvml) -> None:
     driver = gpu.look_at_driver()
 
     assert driver.devices == tuple(Device(card.uuid, card.name) for card in nvml.cards)
-    assert gpu.check_driver(driver, None) == [
-        Finding("driver", "ok", "NVIDIA 570.1, 3 GPU(s)", None)
-    ]
+    for nvidia in (None, "/dev/nvidiactl"):
+        assert gpu.check_driver(driver, nvidia) == [
+            Finding("driver", "ok", "NVIDIA 570.1, 3 GPU(s)")
+        ]
     assert nvml.started == 0
 
 
@@ -177,6 +203,12 @@ def test_a_driver_that_lists_no_card_though_there_is_one_is_a_warning(nvml: Nvml
     assert gpu.check_driver(driver, None)[0].status == "ok"
     (finding,) = gpu.check_driver(driver, "/dev/nvidiactl")
     assert (finding.status, "`--gpus all`" in str(finding.remedy)) == ("warning", True)
+
+
+def test_a_driver_that_does_not_count_its_cards_lists_none(nvml: Nvml) -> None:
+    nvml.failing = {"nvmlDeviceGetCount"}
+
+    assert gpu.look_at_driver() == Driver("works", version="570.1")
 
 
 def test_a_driver_that_lost_a_card_is_an_error(nvml: Nvml) -> None:

@@ -289,6 +289,25 @@ def test_a_certificate_that_is_not_trusted_is_an_error_and_a_trusted_one_is_well
         assert ollama(url) == Finding("ollama", "ok", f"{url} is Ollama 0.12.0")
 
 
+def test_tls_that_fails_otherwise_is_an_error_with_its_reason() -> None:
+    without_certificate = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    with server(document(""), without_certificate) as port:
+        finding = ollama(f"https://localhost:{port}")
+
+    assert (finding.status, "TLS fails: " in finding.found) == ("error", True)
+    assert "HANDSHAKE_FAILURE" in finding.found
+
+
+def test_an_address_that_the_kernel_refuses_is_an_error_with_its_reason() -> None:
+    finding = ollama("http://255.255.255.255:1")  # broadcast, which no TCP can reach
+
+    assert finding.status == "error"
+    assert finding.found.removeprefix("http://255.255.255.255:1: ") in {
+        "Permission denied",
+        "Network is unreachable",
+    }
+
+
 def test_the_wrong_scheme_is_an_error_that_names_the_other_one(engines: Engines) -> None:
     finding = ollama(engines.ollama.url.replace("http:", "https:"))
     assert (finding.status, "does not speak TLS" in finding.found) == ("error", True)

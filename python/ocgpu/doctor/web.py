@@ -130,24 +130,18 @@ def _no_tls(problem: ssl.SSLError) -> tuple[str, str]:
         return found, "use a name that it is made for; name its authority in `SSL_CERT_FILE`"
     if problem.reason in {"WRONG_VERSION_NUMBER", "RECORD_LAYER_FAILURE"}:
         return "does not speak TLS", "use `http://` in its URL"
-    return f"TLS fails: {problem.reason or problem}", "see its TLS settings"
+    return f"TLS fails: {problem.reason}", "see its TLS settings"
 
 
 def _no_answer(problem: OSError) -> tuple[str, str]:
     if isinstance(problem, socket.gaierror):
         return "its name is not known", "correct the host in its URL, or see DNS"
     if isinstance(problem, TimeoutError):
-        return (
-            f"no answer within {_SECONDS:g} s",
-            "see whether it hangs, or a firewall drops packets",
-        )
+        found = f"no answer within {_SECONDS:g} s"
+        return found, "see whether it hangs, or a firewall drops packets"
     if isinstance(problem, ConnectionRefusedError):
         return "refuses connections", "start it, or correct the port in its URL"
     if isinstance(problem, ConnectionResetError):
-        return (
-            "closes the connection without an answer",
-            "see its log; use `https://` if it wants TLS",
-        )
-    return problem.strerror or type(
-        problem
-    ).__name__, "see that it runs and can be reached from here"
+        found = "closes the connection without an answer"
+        return found, "see its log; use `https://` if it wants TLS"
+    return f"{problem.strerror}", "see that it runs and can be reached from here"
