@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ocgpu.doctor import container, place
+from ocgpu import doctor
+from ocgpu.doctor import container, mounts, place
 from ocgpu.doctor.container import Surroundings
 from ocgpu.doctor.mounts import Mount, mount_of, parse_mounts
 from tests.namespaces import in_namespaces
@@ -306,3 +307,32 @@ def test_a_process_1_that_may_not_be_looked_at_says_nothing(gpu_dir: Path) -> No
     around = container.look_around(gpu_dir, None, {}, Path("/proc/self/status"))
 
     assert around.shared_with_init is None
+
+
+@pytest.mark.parametrize(
+    ("seen", "checks"),
+    [
+        (mount("nfs4"), ["directory", "file system", "container"]),
+        (mount("ext4"), ["directory", "file system", "locks", "container"]),
+        (None, ["directory", "locks", "container"]),
+    ],
+    ids=["network", "local", "unknown"],
+)
+@pytest.mark.usefixtures("gpu_dir")
+def test_locks_are_not_tried_where_they_could_hang(
+    monkeypatch: pytest.MonkeyPatch, seen: Mount | None, checks: list[str]
+) -> None:
+    monkeypatch.setattr(mounts, "mount_of", lambda *_: seen)
+
+    assert [finding.check for finding in doctor._check_place("card")] == checks
+
+
+def test_the_directory_is_looked_at_without_a_gpu_too(
+    gpu_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OCGPU_GPU_KEY", raising=False)
+
+    finding = doctor._check_place(None)[0]
+
+    assert (finding.status, f"`{gpu_dir}`" in finding.found) == ("ok", True)
+    assert list(gpu_dir.iterdir()) == []
