@@ -32,7 +32,9 @@ def words(text: str) -> str:
     return " ".join(text.split())
 
 
-@pytest.mark.parametrize("command", ["", "serve", "demo", "peers", "run", "lease", "check"])
+@pytest.mark.parametrize(
+    "command", ["", "serve", "demo", "peers", "run", "lease", "check", "doctor"]
+)
 def test_help_is_the_saved_text(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Made by `COLUMNS=80 NO_COLOR=1 ocgpu COMMAND --help >tests/data/help/COMMAND.txt`."""
     with pytest.raises(SystemExit) as caught:

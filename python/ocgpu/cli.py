@@ -114,8 +114,13 @@ def make_parser() -> argparse.ArgumentParser:
     ocgpu.run.add_parser(commands)
     lease = _add(commands, "lease", _lease, "show who holds the lease of the GPU and who waits")
     _add_json(lease)
+    unload = _add(commands, "unload", _unload, "have a running serve evict all models now")
+    _add_settings(unload)
     check = _add(commands, "check", _check, "check the settings of serve and print them")
     _add_settings(check)
+    doctor = _add(commands, "doctor", _doctor, "look for what may go wrong, and say what to do")
+    _add_json(doctor)
+    _add_settings(doctor)
     return parser
 
 
@@ -154,32 +159,46 @@ def _add_settings(parser: argparse.ArgumentParser) -> None:
         parser.add_argument(flag, metavar=kind, help=f"{name} (default: {default})")
 
 
-def _settings(arguments: argparse.Namespace) -> "Settings":
+def _settings(arguments: argparse.Namespace, *, gpu: str | int | None) -> "Settings":
     from ocgpu.settings import load_settings, near_misses
 
     for message in near_misses(os.environ):
         sys.stderr.write(f"ocgpu: warning: {message}\n")
     flags = ["gpu_share_weight", *(name.lower() for name in _ADDRESS_FLAGS)]
     overrides = {name: text for name in flags if (text := getattr(arguments, name)) is not None}
-    if arguments.gpu is not None:
-        overrides["gpu_key"] = resolve_key(arguments.gpu)
+    if gpu is not None:
+        overrides["gpu_key"] = resolve_key(gpu)
     return load_settings(os.environ, config=arguments.config, overrides=overrides)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
-    settings = _settings(arguments)
+    settings = _settings(arguments, gpu=arguments.gpu)
     from ocgpu.server.serve import run
 
     return run(settings)
 
 
 def _check(arguments: argparse.Namespace) -> int:
-    settings = _settings(arguments)
+    settings = _settings(arguments, gpu=arguments.gpu)
     from ocgpu.settings import describe
 
     for name, text in describe(settings):
         sys.stdout.write(f"{name}={text}\n")
     return 0
+
+
+def _unload(arguments: argparse.Namespace) -> int:
+    settings = _settings(arguments, gpu=None)
+    from ocgpu.unload import unload
+
+    return unload(settings)
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    settings = _settings(arguments, gpu=None)  # that there is no such GPU is a finding, no end
+    from ocgpu.doctor import run
+
+    return run(settings, arguments.gpu, json=arguments.json)
 
 
 def _demo(arguments: argparse.Namespace) -> int:

@@ -57,7 +57,9 @@ class ArbiterModel:
         """An owner asks whether to hand over; of anything but the image in flight it is no."""
         next_image = next((n for n, kind in self.waiting if kind is Kind.IMAGE), None)
         is_owner = self.held.get(number) is Kind.IMAGE
-        hands_over = is_owner and next_image is not None and self.batch > 0 and not self._full()
+        evicting = any(kind is Kind.EVICTION for _, kind in self.waiting)
+        ends = self.batch == 0 or self._full() or evicting
+        hands_over = is_owner and next_image is not None and not ends
 
         answer = self.arbiter.finish(number)
 
@@ -89,9 +91,8 @@ class ArbiterModel:
         self._take(grants)
 
     def close(self) -> None:
-        images = [w for w in self.waiting if w[1] is Kind.IMAGE]
-        chats = [w for w in self.waiting if w[1] is Kind.LLM]
-        assert self.arbiter.close() == images + chats
+        order = [Kind.EVICTION, Kind.IMAGE, Kind.LLM]
+        assert self.arbiter.close() == sorted(self.waiting, key=lambda w: order.index(w[1]))
         self.ended += [number for number, _ in self.waiting]
         self.waiting.clear()
         self.closed = True
@@ -109,9 +110,12 @@ class ArbiterModel:
     def _expected(self) -> list[int]:
         images = [number for number, kind in self.waiting if kind is Kind.IMAGE]
         chats = [number for number, kind in self.waiting if kind is Kind.LLM]
+        evictions = [number for number, kind in self.waiting if kind is Kind.EVICTION]
         kinds = set(self.held.values())
-        if self.closed or Kind.IMAGE in kinds:
+        if self.closed or kinds - {Kind.LLM}:
             return []
+        if evictions:
+            return [] if kinds else evictions[:1]
         if not images or (not kinds and self._full()):
             return chats
         return [] if kinds else images[:1]
@@ -137,7 +141,7 @@ class ArbiterModel:
             if grant.kind is Kind.IMAGE:
                 self._row += 1
                 self._passed = {number: n + 1 for number, n in self._passed.items()}
-            else:
+            elif grant.kind is Kind.LLM:
                 self._row = 0
 
     def _remove_waiter(self, number: int) -> None:
@@ -158,14 +162,20 @@ class ArbiterModel:
         waiting = [kind for _, kind in self.waiting]
         assert len(set(kinds)) <= 1, "two kinds at one time"
         assert kinds.count(Kind.IMAGE) <= 1, "two images at one time"
+        assert kinds.count(Kind.EVICTION) <= 1, "two evictions at one time"
         assert kinds or not waiting, "somebody waits for an idle card"
         if Kind.LLM in waiting:
-            assert Kind.IMAGE in kinds or Kind.IMAGE in waiting, "chats are held up by nobody"
+            others = {Kind.IMAGE, Kind.EVICTION}
+            assert others & {*kinds, *waiting}, "chats are held up by nobody"
         if self.batch:
             most = max(self._passed.values(), default=0)
             assert most <= self.batch, "more images than a batch before a chat that waits"
         counts = self.arbiter.counts
-        assert counts.state is (State(kinds[0].value) if kinds else State.IDLE)
+        evicting = Kind.EVICTION in kinds
+        assert counts.evicting is evicting
+        assert counts.state is (State(kinds[0].value) if kinds and not evicting else State.IDLE)
+        assert all(self.arbiter.in_flight(number) for number in self.held)
+        assert not any(self.arbiter.in_flight(number) for number, _ in self.waiting)
         assert counts.llm_inflight == kinds.count(Kind.LLM)
         assert counts.image_pending is (Kind.IMAGE in waiting)
         assert counts.waiting_llm == waiting.count(Kind.LLM)

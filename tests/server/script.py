@@ -11,6 +11,7 @@ from ocgpu.server.image_job import ImageJobs, ImageSettings, Prompt
 from ocgpu.server.metrics import Metrics
 from ocgpu.server.relay.client import HttpUpstream
 from ocgpu.server.relay.control import Control
+from ocgpu.server.residency import Residency
 from tests.server.inloop import Connection
 
 __all__ = ["PROMPT", "Bench", "Script", "answer"]
@@ -131,6 +132,7 @@ class Bench:
             ComfyUI(control),
             self.upstream,
             ImageSettings(**values),
+            Residency(None, "not in this test", 0.0),
         )
 
     async def post(self) -> object:

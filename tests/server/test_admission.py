@@ -5,9 +5,10 @@ import logging
 
 import pytest
 
-from ocgpu.server.admission import Admission, Grant, RefusedError
+from ocgpu.server.admission import Admission, Grant
 from ocgpu.server.arbiter import Arbiter, Kind, State
 from ocgpu.server.metrics import Metrics
+from ocgpu.server.refusal import RefusedError
 from tests.server.instant import settle
 
 
@@ -43,7 +44,7 @@ async def test_an_image_waits_for_the_llm_requests_before_it() -> None:
         assert not late.done()
 
     (await late).release()
-    assert admission.counts == (State.IDLE, 0, False, 0, 0)
+    assert admission.counts == (State.IDLE, 0, False, 0, 0, False)
 
 
 async def test_a_waiter_that_is_cancelled_is_removed() -> None:
@@ -60,7 +61,7 @@ async def test_a_waiter_that_is_cancelled_is_removed() -> None:
     assert late.done(), "the pending image no longer holds chats up"
     (await late).release()
     chat.release()
-    assert admission.counts == (State.IDLE, 0, False, 0, 0)
+    assert admission.counts == (State.IDLE, 0, False, 0, 0, False)
 
 
 @pytest.mark.parametrize("kind", list(Kind))
@@ -75,7 +76,7 @@ async def test_a_waiter_cancelled_in_the_moment_of_its_grant_gives_it_back(kind:
     await settle()
 
     assert waiter.cancelled()
-    assert admission.counts == (State.IDLE, 0, False, 0, 0)
+    assert admission.counts == (State.IDLE, 0, False, 0, 0, False)
 
 
 async def test_a_grant_to_one_who_was_cancelled_just_before_goes_to_the_next() -> None:
@@ -91,7 +92,7 @@ async def test_a_grant_to_one_who_was_cancelled_just_before_goes_to_the_next() -
 
     assert stays.done()
     (await stays).release()
-    assert admission.counts == (State.IDLE, 0, False, 0, 0)
+    assert admission.counts == (State.IDLE, 0, False, 0, 0, False)
 
 
 async def test_a_card_handed_over_to_one_who_left_is_given_to_whoever_frees_it() -> None:
@@ -242,7 +243,7 @@ async def test_a_listener_that_fails_costs_no_grant(caplog: pytest.LogCaptureFix
         await settle()
     (await chat).release()
 
-    assert admission.counts == (State.IDLE, 0, False, 0, 0)
+    assert admission.counts == (State.IDLE, 0, False, 0, 0, False)
     assert "a change of state was not taken note of" in caplog.text
 
 

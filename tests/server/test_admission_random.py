@@ -6,9 +6,10 @@ import random
 
 import pytest
 
-from ocgpu.server.admission import Admission, Grant, RefusedError
+from ocgpu.server.admission import Admission, Grant
 from ocgpu.server.arbiter import Arbiter, Kind, State
 from ocgpu.server.metrics import Metrics
+from ocgpu.server.refusal import RefusedError
 from tests.server.crowd import Crowd
 from tests.server.instant import run_instantly, settle
 
@@ -98,7 +99,7 @@ class Story:
         await settle()
         assert behind.done(), "a grant is lost"
         give_back(behind)
-        assert admission.counts == (State.IDLE, 0, False, 0, 0)
+        assert admission.counts == (State.IDLE, 0, False, 0, 0, False)
         assert admission._waiters == {}
 
     async def _happen(self, admission: Admission, holder: Grant) -> None:
@@ -146,11 +147,11 @@ async def test_an_image_that_leaves_lets_chats_go_before_its_task_runs_again() -
         await settle()
         chats = [asyncio.ensure_future(admission.acquire(Kind.LLM)) for _ in range(3)]
         await settle()
-        assert admission.counts == (State.LLM, 1, True, 3, 1)
+        assert admission.counts == (State.LLM, 1, True, 3, 1, False)
 
         image.cancel()
 
-        assert admission.counts == (State.LLM, 4, False, 0, 0)
+        assert admission.counts == (State.LLM, 4, False, 0, 0, False)
         for chat in chats:
             (await chat).release()
 

@@ -6,6 +6,7 @@ from ocgpu.server.arbiter import Arbiter, Kind, State
 
 LLM = Kind.LLM
 IMAGE = Kind.IMAGE
+EVICTION = Kind.EVICTION
 
 
 def ids(grants: list) -> list[int]:
@@ -18,7 +19,7 @@ def test_llm_requests_run_together() -> None:
     assert ids(arbiter.request(1, LLM)) == [1]
     assert ids(arbiter.request(2, LLM)) == [2]
 
-    assert arbiter.counts == (State.LLM, 2, False, 0, 0)
+    assert arbiter.counts == (State.LLM, 2, False, 0, 0, False)
 
 
 def test_image_waits_for_llm_requests_to_drain() -> None:
@@ -40,7 +41,7 @@ def test_new_llm_requests_wait_while_an_image_is_pending() -> None:
 
     assert arbiter.request(3, LLM) == []
 
-    assert arbiter.counts == (State.LLM, 1, True, 1, 1)
+    assert arbiter.counts == (State.LLM, 1, True, 1, 1, False)
 
 
 def test_llm_requests_that_waited_go_together_after_the_image() -> None:
@@ -200,3 +201,36 @@ def test_batch_of_0_frees_after_every_job_and_keeps_image_priority_absolute() ->
     for number in range(1, 19):
         assert not arbiter.finish(number).handed_over
         assert ids(arbiter.release(number)) == [number + 1]
+
+
+def test_an_eviction_goes_ahead_of_images_and_chats_that_wait() -> None:
+    arbiter = Arbiter(8)
+    arbiter.request(1, IMAGE)
+    arbiter.request(2, IMAGE)
+    arbiter.request(3, LLM)
+    assert arbiter.request(4, EVICTION) == []
+
+    # The batch ends with the job that runs: its owner frees the card.
+    assert not arbiter.finish(1).handed_over
+    assert [grant.id for grant in arbiter.release(1)] == [4]
+    assert (arbiter.state, arbiter.counts.evicting) == (State.IDLE, True)
+    assert [grant.id for grant in arbiter.release(4)] == [2]
+
+
+def test_chats_that_come_wait_for_an_eviction_and_it_for_those_that_run() -> None:
+    arbiter = Arbiter(8)
+    arbiter.request(1, LLM)
+    assert arbiter.request(2, EVICTION) == []
+    assert arbiter.request(3, LLM) == []
+
+    assert [grant.id for grant in arbiter.release(1)] == [2]
+    assert [grant.id for grant in arbiter.release(2)] == [3]
+
+
+def test_an_eviction_that_is_cancelled_holds_nobody_up() -> None:
+    arbiter = Arbiter(8)
+    arbiter.request(1, LLM)
+    arbiter.request(2, EVICTION)
+    arbiter.request(3, LLM)
+
+    assert [grant.id for grant in arbiter.cancel(2)] == [3]

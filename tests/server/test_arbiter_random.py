@@ -11,7 +11,9 @@ from ocgpu.server.arbiter import Kind
 from tests.server.arbiter_model import ArbiterModel
 
 EVENTS = 10_000
-EVENT_NAMES = ("llm", "image", "cancel", "finish", "release", "free", "stray", "reset")
+EVENT_NAMES = (
+    "llm", "image", "eviction", "cancel", "finish", "release", "free", "stray", "reset"
+)  # fmt: skip
 # Longer queues make a run slow and show nothing new.
 WAITING_MAX = 30
 
@@ -32,7 +34,7 @@ def play(model: ArbiterModel, dice: random.Random, event: str) -> None:
         model.reset()
     elif event == "stray":
         stray(model, dice)
-    elif event in ("llm", "image") and len(waiting) < WAITING_MAX:
+    elif event in ("llm", "image", "eviction") and len(waiting) < WAITING_MAX:
         model.request(Kind(event))
 
 

@@ -21,7 +21,13 @@ async def test_health_is_answered_on_every_listener_for_get_and_head() -> None:
             assert document["state"] == "idle"
             assert document["llm_inflight"] == 0
             assert document["image_pending"] is False
-            assert document["lease"]["enabled"] is False
+            assert document["lease"] == {
+                "enabled": True,
+                "mode": None,
+                "held_seconds": None,
+                "waiting": False,
+                "wanted": False,
+            }
             assert document["version"] == ocgpu.__version__
 
             head = await exchange(url, get("/healthz", method="HEAD"))
@@ -150,14 +156,14 @@ async def test_release_resets_the_lock_and_the_owner_in_flight_does_no_harm() ->
 
 async def test_unload_evicts_both_engines() -> None:
     calls: list[bytes] = []
-    loaded = [b'{"models":[{"name":"m"}]}', b'{"models":[]}']
 
     async def engine(connection: Connection) -> None:
         head = await connection.head()
         calls.append(head[0].rpartition(b" ")[0])
         body = b"{}"
         if b"/api/ps" in head[0]:
-            body = loaded.pop(0)
+            gone = b"POST /api/generate" in calls
+            body = b'{"models":[]}' if gone else b'{"models":[{"name":"m"}]}'
         await connection.write(
             b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: %d\r\n\r\n%s"
             % (len(body), body)

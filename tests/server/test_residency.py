@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 import ocgpu
-from ocgpu.server.admission import RefusedError
+from ocgpu.server.refusal import RefusedError
 from ocgpu.server.residency import Residency, is_local
 from tests.holders import Holder, holder
 
@@ -148,13 +148,17 @@ async def test_without_a_key_nothing_is_taken_and_nobody_waits() -> None:
     await without.close()
 
 
-async def test_a_lease_that_cannot_be_used_is_a_refusal_that_says_so(
-    gpu_key: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("mode", ["share", "take"])
+async def test_a_place_that_cannot_be_used_stops_nobody(
+    gpu_key: str, mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OCGPU_DIR", "/proc/nowhere")
     async with residency(gpu_key) as held:
-        with pytest.raises(RefusedError, match="cannot be taken"):
-            await within(held.share())
+        await within(getattr(held, mode)())
+
+        assert held.mode is None
+        assert not held.enabled
+        assert "/proc/nowhere" in held.document()["reason"]
 
 
 @pytest.mark.parametrize(

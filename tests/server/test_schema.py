@@ -25,7 +25,7 @@ def test_every_answer_of_the_control_plane_is_as_its_schema_says(
     served = serve(ADMIN_TOKEN=TOKEN)
     schema = f"{served.admin}/ocgpu/schema/openapi.json"
     # Peers, a holder, transitions and probes, so that no list in the answers is empty.
-    with Pacer(name="peer"), Lease(gpu_key):
+    with Pacer(name="peer"), Lease(gpu_key, "shared"):
         assert chat(served).status == 200
         for token, path, wanted in ((TOKEN, "/events", 200), ("wrong", "/metrics", 401)):
             headers = {"Authorization": f"Bearer {token}"}

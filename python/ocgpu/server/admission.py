@@ -10,49 +10,26 @@ of the cancellation, and the arbiter knows live waiters only.
 """
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Protocol, Self
 
 from ocgpu.server.arbiter import Arbiter, Counts, Kind, State
 from ocgpu.server.arbiter import Grant as ArbiterGrant
 from ocgpu.server.metrics import Metrics
+from ocgpu.server.refusal import RETRY_AFTER, RefusedError
+from ocgpu.server.reservation import BodyReservation
 
-__all__ = ["RETRY_AFTER", "Admission", "BodyReservation", "Grant", "RefusedError", "Transition"]
+__all__ = ["Admission", "Grant", "Transition"]
 
 logger: Final = logging.getLogger("ocgpu.server")
 
-# Seconds that a refused client is told to wait. A card changes hands in seconds.
-RETRY_AFTER: Final = 5
 _HISTORY: Final = 200
-
-
-class RefusedError(Exception):
-    """The request is answered with an error of ours.
-
-    Attributes:
-        reason: One word for programs: one of `metrics.REFUSALS`.
-        message: What a person reads.
-        retry_after: Seconds, for `Retry-After`; None where trying again would not help.
-        status: The answer's status.
-    """
-
-    def __init__(
-        self,
-        reason: str,
-        message: str,
-        retry_after: int | None = RETRY_AFTER,
-        status: int = 503,
-    ) -> None:
-        super().__init__(message)
-        self.reason = reason
-        self.message = message
-        self.retry_after = retry_after
-        self.status = status
 
 
 class Transition(NamedTuple):
@@ -87,6 +64,20 @@ class Grant:
         """Whether the next image took the lock over; if not, free the card and `release`."""
         return self._admission._finish(self._id)  # the two are one object in halves
 
+    @property
+    def held(self) -> bool:
+        """Whether it counts: it was neither released nor reset."""
+        return self._admission._holds(self._id)  # as above
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count as one who waits meanwhile: for the card itself, which somebody outside has."""
+        self._admission._pause(self._id, self.kind)  # as above
+        try:
+            yield
+        finally:
+            self._admission._resume(self._id)  # as above
+
     def release(self) -> None:
         """Give the lock back. Twice is harmless, and so is after a reset."""
         self._admission._release(self._id)  # as above
@@ -101,56 +92,6 @@ class Grant:
         traceback: TracebackType | None,
     ) -> None:
         self.release()
-
-
-class BodyReservation:
-    """Memory that the body of one locked request takes out of `MAX_WAITING_BYTES`."""
-
-    __slots__ = ("_admission", "_kind", "_size")
-
-    def __init__(self, admission: "Admission", kind: Kind) -> None:
-        self._admission = admission
-        self._kind = kind
-        self._size = 0
-
-    def check(self, size: int) -> None:
-        """See whether `size` more bytes could be had now.
-
-        Raises:
-            RefusedError: All bodies together would be larger than allowed, or this one alone.
-        """
-        admission = self._admission
-        if self._size + size > admission.max_waiting_bytes:
-            limit = admission.max_waiting_bytes
-            message = f"request body too large: over {limit} bytes; raise `MAX_WAITING_BYTES`"
-            raise admission.refuse(
-                self._kind, "body_too_large", message, status=413, retry_after=None
-            )
-        if admission.waiting_bytes + size > admission.max_waiting_bytes:
-            message = "too many request bodies are waiting for the gpu"
-            raise admission.refuse(self._kind, "body_memory", message)
-
-    def grow(self, size: int) -> None:
-        """Take `size` more bytes.
-
-        Raises:
-            RefusedError: As `check`.
-        """
-        self.check(size)
-        self._admission.waiting_bytes += size
-        self._size += size
-
-    def too_slow(self) -> RefusedError:
-        """Give the refusal of a body that does not arrive."""
-        message = "the request body did not arrive in time"
-        return self._admission.refuse(
-            self._kind, "body_timeout", message, status=408, retry_after=None
-        )
-
-    def release(self) -> None:
-        """Give all of it back. Twice is harmless."""
-        self._admission.waiting_bytes -= self._size
-        self._size = 0
 
 
 class _Waiter(asyncio.Future[ArbiterGrant]):
@@ -173,6 +114,20 @@ class _Waiter(asyncio.Future[ArbiterGrant]):
         return cancelled
 
 
+class CardLease(Protocol):
+    """The machine's lease, as far as LLM requests need it."""
+
+    def try_share(self) -> bool:
+        """Hold it shared if that needs no wait; whether it is."""
+
+    async def share(self) -> None:
+        """Wait until it is held shared.
+
+        Raises:
+            RefusedError: Another holder did not give it up in time, or it cannot be used.
+        """
+
+
 class Admission:
     """Lets requests wait for the arbiter's grant, and for nothing longer than they may.
 
@@ -183,6 +138,7 @@ class Admission:
         max_waiting_bytes: Bytes that the bodies of locked requests may take together, from their
             first byte to the end of the request.
         on_change: Called after every change of state, with the new state.
+        lease: Taken for every LLM request; None takes none.
     """
 
     def __init__(
@@ -193,6 +149,7 @@ class Admission:
         max_queue: int,
         max_waiting_bytes: int,
         on_change: Callable[[State], None] | None = None,
+        lease: CardLease | None = None,
     ) -> None:
         self._arbiter = arbiter
         self._metrics = metrics
@@ -200,18 +157,35 @@ class Admission:
         self.max_waiting_bytes = max_waiting_bytes
         self.waiting_bytes = 0
         self._on_change = on_change
+        self._lease = lease
         # Takes a lock that was handed over, with a card that is not freed, to one who just left.
         self.on_abandoned: Callable[[Grant], None] = Grant.release
+        # Grants so far, for who wants to know whether one came in between.
+        self.granted = 0
         self._ids = itertools.count(1)
         self._waiters: dict[int, _Waiter] = {}
+        # Granted by the arbiter, and waiting for the machine's lease.
+        self._paused: dict[int, Kind] = {}
         self._closed = False
         self._state = State.IDLE
         self.transitions: deque[Transition] = deque(maxlen=_HISTORY)
 
     @property
     def counts(self) -> Counts:
-        """The lock as it is now."""
-        return self._arbiter.counts
+        """The lock as it is now; who waits for the machine's lease counts as waiting."""
+        counts = self._arbiter.counts
+        if not self._paused:
+            return counts
+        images = sum(kind is Kind.IMAGE for kind in self._paused.values())
+        chats = sum(kind is Kind.LLM for kind in self._paused.values())
+        running = counts.llm_inflight - chats
+        return counts._replace(
+            state=State.LLM if running else State.IDLE,
+            llm_inflight=running,
+            image_pending=counts.image_pending or images > 0,
+            waiting_llm=counts.waiting_llm + chats,
+            waiting_image=counts.waiting_image + images,
+        )
 
     @property
     def closed(self) -> bool:
@@ -252,15 +226,17 @@ class Admission:
                 spent = 0.0 if arrived is None else began - arrived
                 await self._wait(waiter, kind, timeout, spent)
             granted = waiter.result()
+            if kind is Kind.LLM and self._lease is not None and not self._lease.try_share():
+                await self._share(id_, self._lease)
         except BaseException as error:
             self._leave(id_, waiter)
             if not isinstance(error, RefusedError):
-                self._metrics.left[kind] += 1
+                self._metrics.count_left(kind)
             raise
         finally:
             del self._waiters[id_]
         waited = time.monotonic() - began
-        self._metrics.lock_wait[kind].observe(waited)
+        self._metrics.observe_wait(kind, waited)
         return Grant(self, id_, kind, continued=granted.continued, waited=waited)
 
     def refuse(
@@ -273,7 +249,7 @@ class Admission:
         retry_after: int | None = RETRY_AFTER,
     ) -> RefusedError:
         """Count a refusal and give it, to be raised."""
-        self._metrics.refused[kind, reason] += 1
+        self._metrics.count_refused(kind, reason)
         return RefusedError(reason, message, retry_after, status)
 
     def reset(self) -> dict[str, Any]:
@@ -284,6 +260,7 @@ class Admission:
         """
         before = self._arbiter.counts
         dropped, grants = self._arbiter.reset()
+        self._paused.clear()
         logger.warning("lock reset by force", extra={"state": before.state, "held": len(dropped)})
         self._deliver(grants, "reset")
         return {"state": before.state, "released": len(dropped)}
@@ -298,9 +275,7 @@ class Admission:
 
     async def _wait(self, waiter: _Waiter, kind: Kind, timeout: float, spent: float) -> None:
         """Wait for the grant; `spent` seconds of the time-out are over already."""
-        counts = self._arbiter.counts
-        if counts.waiting_llm + counts.waiting_image > self._max_queue:
-            raise self.refuse(kind, "queue_full", "too many requests are waiting for the gpu")
+        self._check_queue(kind)
         try:
             async with asyncio.timeout(max(timeout - spent, 0.0) if timeout else None):
                 await waiter
@@ -309,6 +284,36 @@ class Admission:
                 message = f"the gpu was not free within {timeout:g}s"
                 raise self.refuse(kind, "timeout", message) from None
             # The answer came in the moment in which the time ended.
+
+    async def _share(self, id_: int, lease: CardLease) -> None:
+        """Wait for the machine's lease on behalf of an LLM request that the arbiter has granted."""
+        self._pause(id_, Kind.LLM)
+        try:
+            self._check_queue(Kind.LLM)
+            await lease.share()
+        except RefusedError as refusal:
+            if refusal.reason == "lease":
+                self._metrics.count_refused(Kind.LLM, refusal.reason)
+            raise
+        finally:
+            self._resume(id_)
+
+    def _check_queue(self, kind: Kind) -> None:
+        counts = self.counts
+        if counts.waiting_llm + counts.waiting_image > self._max_queue:
+            raise self.refuse(kind, "queue_full", "too many requests are waiting for the gpu")
+
+    def _holds(self, id_: int) -> bool:
+        return self._arbiter.in_flight(id_)
+
+    def _pause(self, id_: int, kind: Kind) -> None:
+        if self._arbiter.in_flight(id_):
+            self._paused[id_] = kind
+            self._note("waits for the machine's lease")
+
+    def _resume(self, id_: int) -> None:
+        if self._paused.pop(id_, None) is not None:
+            self._note("has the machine's lease")
 
     def _leave(self, id_: int, waiter: _Waiter) -> None:
         """Take a request out again that will not use its grant."""
@@ -325,6 +330,7 @@ class Admission:
         return answer.handed_over
 
     def _release(self, id_: int) -> None:
+        self._paused.pop(id_, None)
         self._deliver(self._arbiter.release(id_), "released")
 
     def _shutdown(self, kind: Kind) -> RefusedError:
@@ -332,18 +338,19 @@ class Admission:
 
     def _deliver(self, grants: list[ArbiterGrant], cause: str) -> None:
         """Wake the waiters of `grants`, then tell about a change of state."""
+        self.granted += len(grants)
         for grant in grants:
             self._waiters[grant.id].set_result(grant)
             logger.debug("granted", extra={"kind": grant.kind, "request": grant.id})
         self._note(cause)
 
     def _note(self, cause: str) -> None:
-        state = self._arbiter.state
+        counts = self.counts
+        state = counts.state
         if state is self._state:
             return
         before, self._state = self._state, state
         self.transitions.append(Transition(time.time(), before, state, cause))
-        counts = self._arbiter.counts
         logger.info(
             "state: %s",
             state.value,

@@ -12,7 +12,6 @@ from litestar.types import ControllerRouterHandler, Message, Scope
 
 import ocgpu
 from ocgpu.server import handlers
-from ocgpu.server.admission import RefusedError
 from ocgpu.server.documents import (
     EventDocument,
     HealthDocument,
@@ -22,6 +21,7 @@ from ocgpu.server.documents import (
     UnloadedDocument,
 )
 from ocgpu.server.handlers import Knowledge
+from ocgpu.server.refusal import RefusedError
 
 __all__ = ["make_app"]
 

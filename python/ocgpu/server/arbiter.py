@@ -16,13 +16,18 @@ counts from that moment on: the shell releases it if its waiter is gone.
 | image | one image job       | request       | image; it waits                                   |
 | image | one image job       | cancel        | image                                             |
 | image | one image job       | finish        | image: handed over to the next one, or unchanged  |
-| image | one image job       | release       | llm with all that wait where the row is full,     |
-|       |                     |               | else the next image, else llm, else idle          |
+| image | one image job       | release       | the eviction that waits, else llm with all that   |
+|       |                     |               | wait where the row is full, else the next image,  |
+|       |                     |               | else llm, else idle                               |
+| any   |                     | request evict.| waits behind what is in flight, ahead of all else |
+| idle  | one eviction        | request       | idle; it waits                                    |
+| idle  | one eviction        | release       | as the release of an image                        |
 | any   |                     | reset         | as if all in flight were released at once         |
 | any   |                     | close         | unchanged; waiters are dropped, nothing is granted|
 
-Nobody waits in state idle, and in state llm nobody but behind a pending image. `finish` leaves the
-state alone where there is no other image, where the row is full, and with `image_batch` 0.
+Nobody waits in state idle but behind an eviction, and in state llm nobody but behind a pending
+image or eviction. `finish` leaves the state alone where there is no other image, where an eviction
+waits, where the row is full, and with `image_batch` 0.
 
 Images go first (writer preference) and in the order they came. Against starvation of the LLM side,
 a row of images is full after `image_batch` of them: then all LLM requests that wait at that moment
@@ -44,6 +49,8 @@ class Kind(StrEnum):
 
     LLM = "llm"
     IMAGE = "image"
+    # To empty the card, for somebody outside or by hand: alone, and ahead of all that wait.
+    EVICTION = "eviction"
 
 
 class State(StrEnum):
@@ -88,6 +95,7 @@ class Counts(NamedTuple):
     image_pending: bool
     waiting_llm: int
     waiting_image: int
+    evicting: bool = False
 
 
 class Arbiter:
@@ -106,9 +114,11 @@ class Arbiter:
         self._batch: Final = image_batch
         self._llm: set[int] = set()
         self._image: int | None = None
+        self._eviction: int | None = None
         # Ordered sets: a waiter that leaves is removed without a search.
         self._waiting_llm: dict[int, None] = {}
         self._waiting_images: dict[int, None] = {}
+        self._waiting_evictions: dict[int, None] = {}
         self._row = 0
         self._closed = False
 
@@ -121,11 +131,12 @@ class Arbiter:
             bool(self._waiting_images),
             len(self._waiting_llm),
             len(self._waiting_images),
+            self._eviction is not None,
         )
 
     @property
     def state(self) -> State:
-        """`image` or `llm` while one is in flight, else `idle`."""
+        """`image` or `llm` while one is in flight, else `idle`: also while the card is emptied."""
         if self._image is not None:
             return State.IMAGE
         return State.LLM if self._llm else State.IDLE
@@ -140,19 +151,16 @@ class Arbiter:
             raise ValueError(f"closed, no request may come: {id_}")
         if self._knows(id_):
             raise ValueError(f"request number in use: {id_}")
-        waiting = self._waiting_llm if kind is Kind.LLM else self._waiting_images
-        waiting[id_] = None
+        self._waiting(kind)[id_] = None
         return self._grant()
 
     def cancel(self, id_: int) -> list[Grant]:
         """A waiter leaves. What it held up may go."""
-        if id_ in self._waiting_llm:
-            del self._waiting_llm[id_]
-        elif id_ in self._waiting_images:
-            del self._waiting_images[id_]
-        else:
-            return []
-        return self._grant()
+        for kind in Kind:
+            if id_ in self._waiting(kind):
+                del self._waiting(kind)[id_]
+                return self._grant()
+        return []
 
     def finish(self, id_: int) -> Finish:
         """An image job has ended; decide whether its owner frees the card or hands it over as is.
@@ -160,7 +168,8 @@ class Arbiter:
         Not handed over means: free, then `release`.
         """
         row_ended = self._row >= self._batch and bool(self._waiting_llm)
-        if self._image != id_ or not self._waiting_images or self._batch == 0 or row_ended:
+        stops = row_ended or bool(self._waiting_evictions) or self._batch == 0
+        if self._image != id_ or not self._waiting_images or stops:
             return Finish(handed_over=False, grants=[])
         return Finish(handed_over=True, grants=[self._next_image(continued=True)])
 
@@ -168,6 +177,8 @@ class Arbiter:
         """A granted request has ended."""
         if id_ == self._image:
             self._image = None
+        elif id_ == self._eviction:
+            self._eviction = None
         elif id_ in self._llm:
             self._llm.discard(id_)
         else:
@@ -180,28 +191,39 @@ class Arbiter:
         Returns:
             The numbers that were in flight, and the grants that follow.
         """
-        dropped = sorted(self._llm) + ([] if self._image is None else [self._image])
+        dropped = sorted(self._llm)
+        dropped += [id_ for id_ in (self._image, self._eviction) if id_ is not None]
         self._llm.clear()
-        self._image = None
+        self._image = self._eviction = None
         return dropped, self._grant()
 
     def close(self) -> list[tuple[int, Kind]]:
         """Grant nothing any more; return those that wait."""
         self._closed = True
-        waiting = [(id_, Kind.IMAGE) for id_ in self._waiting_images]
-        waiting += [(id_, Kind.LLM) for id_ in self._waiting_llm]
-        self._waiting_images.clear()
-        self._waiting_llm.clear()
+        order = (Kind.EVICTION, Kind.IMAGE, Kind.LLM)
+        waiting = [(id_, kind) for kind in order for id_ in self._waiting(kind)]
+        for kind in order:
+            self._waiting(kind).clear()
         return waiting
 
+    def in_flight(self, id_: int) -> bool:
+        """Whether a request was granted and has not ended."""
+        return id_ in (self._image, self._eviction) or id_ in self._llm
+
+    def _waiting(self, kind: Kind) -> dict[int, None]:
+        if kind is Kind.LLM:
+            return self._waiting_llm
+        return self._waiting_images if kind is Kind.IMAGE else self._waiting_evictions
+
     def _knows(self, id_: int) -> bool:
-        held = id_ == self._image or id_ in self._llm
-        return held or id_ in self._waiting_llm or id_ in self._waiting_images
+        return self.in_flight(id_) or any(id_ in self._waiting(kind) for kind in Kind)
 
     def _grant(self) -> list[Grant]:
         """Apply the grant rule once; called after every change. Closed, nobody waits for it."""
-        if self._image is not None:
+        if self._image is not None or self._eviction is not None:
             return []
+        if self._waiting_evictions:
+            return [] if self._llm else [self._next_eviction()]
         if self._waiting_images:
             if self._llm:
                 return []
@@ -214,6 +236,11 @@ class Arbiter:
             # An idle card had room for everybody: the row of images ends here.
             self._row = 0
         return []
+
+    def _next_eviction(self) -> Grant:
+        self._eviction = next(iter(self._waiting_evictions))
+        del self._waiting_evictions[self._eviction]
+        return Grant(self._eviction, Kind.EVICTION)
 
     def _all_llm(self) -> list[Grant]:
         self._row = 0

@@ -41,6 +41,21 @@ class SwitchDocument(TypedDict):
     reason: NotRequired[str]
 
 
+class OwnLeaseDocument(TypedDict):
+    """Serve's part in the machine's lease.
+
+    Without it there is a reason. With it: how it is held (None when it is not) and for how long,
+    whether requests of ours wait for somebody else's, and whether somebody waits for ours.
+    """
+
+    enabled: bool
+    reason: NotRequired[str]
+    mode: NotRequired[Literal["shared", "exclusive"] | None]
+    held_seconds: NotRequired[float | None]
+    waiting: NotRequired[bool]
+    wanted: NotRequired[bool]
+
+
 class UpstreamDocument(TypedDict):
     """What the last probe of an engine found; None before the first one ended."""
 
@@ -74,7 +89,8 @@ class HealthDocument(TypedDict):
     image_pending: bool
     waiting: WaitingDocument
     draining: bool
-    lease: SwitchDocument
+    evicting: bool
+    lease: OwnLeaseDocument
     registry: SwitchDocument
     upstreams: dict[str, UpstreamDocument]
     outside: OutsideDocument

@@ -5,7 +5,7 @@ import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
-from ocgpu.server.admission import RETRY_AFTER
+from ocgpu.server.refusal import RETRY_AFTER
 from ocgpu.server.relay.asgi import Message, Receive, Scope, Send, header, send_error
 
 __all__ = ["Requests", "refuse"]

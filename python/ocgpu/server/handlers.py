@@ -4,7 +4,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, cast
 
 import ocgpu
 from ocgpu.errors import OcgpuError
@@ -15,6 +15,7 @@ from ocgpu.server.documents import (
     HealthDocument,
     LeaseDocument,
     OutsideDocument,
+    OwnLeaseDocument,
     PeersDocument,
     RegistryDocument,
     ReleasedDocument,
@@ -26,9 +27,9 @@ from ocgpu.server.gpu_processes import GpuProcesses
 from ocgpu.server.metrics import Metrics, Sample, family
 from ocgpu.server.probes import Probes
 from ocgpu.server.registry_view import RegistryView, peer_series
+from ocgpu.server.residency import Residency
 
 __all__ = [
-    "LEASE",
     "Knowledge",
     "events",
     "health",
@@ -38,12 +39,6 @@ __all__ = [
     "release",
     "unload",
 ]
-
-# Serve takes no lease of the machine yet; it says so where its readers look for it.
-LEASE: Final[SwitchDocument] = {
-    "enabled": False,
-    "reason": "serve does not take the machine lease yet",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +52,7 @@ class Knowledge:
     admission: Admission
     metrics: Metrics
     registry: RegistryView
+    residency: Residency
     probes: Probes
     processes: GpuProcesses
     started: float
@@ -80,7 +76,8 @@ def health(known: Knowledge) -> tuple[int, HealthDocument]:
             "bytes": known.admission.waiting_bytes,
         },
         "draining": known.admission.closed,
-        "lease": LEASE,
+        "evicting": counts.evicting,
+        "lease": cast("OwnLeaseDocument", known.residency.document()),
         "registry": registry,
         "upstreams": {
             name: cast("UpstreamDocument", {**document, "memory_bytes": memory.get(name)})
@@ -121,8 +118,11 @@ def events(known: Knowledge) -> list[EventDocument]:
 
 
 def release(known: Knowledge) -> ReleasedDocument:
-    """Reset the lock by force; say what that dropped."""
-    return cast("ReleasedDocument", known.admission.reset())
+    """Reset the lock by force, the machine's lease with it; say what that dropped."""
+    dropped = known.admission.reset()
+    # Before the waiters run that the reset let go: they take it anew.
+    known.residency.give_up()
+    return cast("ReleasedDocument", dropped)
 
 
 async def unload(known: Knowledge) -> UnloadedDocument:

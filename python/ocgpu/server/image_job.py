@@ -18,9 +18,11 @@ from ocgpu.server.engines.comfyui import ComfyUI
 from ocgpu.server.engines.ollama import Ollama
 from ocgpu.server.freeing import Freeing
 from ocgpu.server.metrics import Metrics
+from ocgpu.server.refusal import RefusedError
 from ocgpu.server.relay.asgi import Headers
 from ocgpu.server.relay.control import Reply, read_reply
 from ocgpu.server.relay.upstream import Upstream, UpstreamConnectError, UpstreamError
+from ocgpu.server.residency import Residency
 from ocgpu.server.warm_up import warm_up
 
 __all__ = ["ImageJobs", "ImageSettings", "Prompt"]
@@ -75,6 +77,7 @@ class ImageJobs:
         comfyui: Follows jobs and frees; None when there is no ComfyUI.
         upstream: ComfyUI's HTTP server; None as above.
         settings: The bounds.
+        residency: The machine's lease.
     """
 
     def __init__(
@@ -85,6 +88,7 @@ class ImageJobs:
         comfyui: ComfyUI | None,
         upstream: Upstream | None,
         settings: ImageSettings,
+        residency: Residency,
     ) -> None:
         self.queue = ComfyJobs(comfyui, metrics, settings.job_timeout, settings.job_timeout_action)
         self.card = Freeing(
@@ -99,6 +103,7 @@ class ImageJobs:
         self._comfyui = comfyui
         self._upstream = upstream
         self._settings = settings
+        self._residency = residency
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
         admission.on_abandoned = self._abandoned
@@ -110,6 +115,7 @@ class ImageJobs:
         the answer is lost.
 
         Raises:
+            RefusedError: Somebody outside has the card.
             UpstreamError: ComfyUI gave no answer.
         """
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
@@ -151,21 +157,22 @@ class ImageJobs:
                 return
             if jobs:
                 await self.card.unload_models()
+                # The job computes already, whoever else may have the card.
+                self._residency.try_take()
                 await self.queue.follow_all(jobs)
                 await self.end(grant, None)
 
-    async def unload(self) -> dict[str, Any]:
-        """Evict everything from the card, under the lock; wait for what runs to end first.
+    async def take_card(self, grant: Grant) -> None:
+        """Empty the card of the LLM side and take the machine's lease for images.
 
         Raises:
-            RefusedError: What runs did not end within the unload time-out, or we shut down.
+            RefusedError: Somebody outside has the card and did not give it up in time.
         """
-        timeout = self._settings.unload_timeout
-        grant = await self._admission.acquire(Kind.IMAGE, timeout=timeout)
-        with grant:
-            models = await self.card.unload_models()
-            freed = await self.card.free_images()
-        return {"unloaded": models, "comfyui_freed": freed}
+        models = await self.card.unload_models()
+        logger.info("image job: unloaded", extra={"models": models})
+        if not self._residency.try_take():
+            with grant.paused():
+                await self._residency.take()
 
     async def close(self) -> None:
         """End all jobs' tasks; the jobs themselves go on in ComfyUI."""
@@ -189,9 +196,15 @@ class ImageJobs:
         """See to it that the lock is released, and freed first where models may be left."""
         if job.dirty and not self._closed:
             self._spawn(self.end(job.grant, job.prompt_id))
-        else:
-            job.grant.release()
+        elif not job.over:
+            self._let_go(job.grant)
         job.fail(UpstreamError("the image job ended before ComfyUI answered"))
+
+    def _let_go(self, grant: Grant) -> None:
+        """Give up the lease and the lock; nothing of an image is on the card."""
+        if grant.held and self._residency.mode == "exclusive":
+            self._residency.give_up()
+        grant.release()
 
     def _abandoned(self, grant: Grant) -> None:
         if self._closed:
@@ -219,8 +232,13 @@ class ImageJobs:
             raise UpstreamError("ComfyUI did not answer the prompt in time") from None
 
     async def end(self, grant: Grant, prompt_id: str | None) -> None:
-        """Hand the card over to the next image as it is, or free it, release, and warm up."""
+        """Hand the card over to the next image as it is, or free it, release, and warm up.
+
+        An owner whose lock was reset has no say in it any more.
+        """
         fields = {"prompt_id": prompt_id}
+        if not grant.held:
+            return
         if grant.finish():
             logger.info("image job: handed over to the next", extra=fields)
             return
@@ -228,7 +246,7 @@ class ImageJobs:
             freed = await self.card.free_images()
             logger.info("image job: %s", "freed" if freed else "not freed", extra=fields)
         finally:
-            grant.release()
+            self._let_go(grant)
         if self._settings.warm_model and self._ollama is not None:
             model = self._settings.warm_model
             self._spawn(warm_up(self._admission, self._ollama, model))
@@ -241,6 +259,7 @@ class _Job:
         grant: The lock.
         sent: Whether `/prompt` may have reached ComfyUI.
         dirty: Whether image models may be on the card, so that it has to be freed at the end.
+        over: Whether `end` has seen to the lock.
         prompt_id: ComfyUI's name for it, once it is known.
     """
 
@@ -254,13 +273,17 @@ class _Job:
         self.sent = False
         # A card that was handed over still holds the models of the image before.
         self.dirty = grant.continued
+        self.over = False
         self.prompt_id: str | None = None
 
     async def run(self) -> None:
         """Take the job through its phases."""
         if not self.grant.continued:
-            models = await self._jobs.card.unload_models()
-            logger.info("image job: unloaded", extra={"models": models})
+            try:
+                await self._jobs.take_card(self.grant)
+            except RefusedError as refusal:
+                self.fail(refusal)
+                return
         await self._jobs.queue.wait_for_others()
         self.sent = True
         try:
@@ -276,8 +299,9 @@ class _Job:
             self._deliver(reply)
             await self._follow(reply)
         if self.dirty:
-            await self._jobs.end(self.grant, self.prompt_id)
+            self.over = True
             self.dirty = False
+            await self._jobs.end(self.grant, self.prompt_id)
 
     async def _follow(self, reply: Reply) -> None:
         if self.prompt_id is not None:
@@ -287,7 +311,7 @@ class _Job:
             # It took something, under a name that we cannot read.
             self.dirty = True
 
-    def fail(self, error: UpstreamError) -> None:
+    def fail(self, error: UpstreamError | RefusedError) -> None:
         """Give the client an error, if it has no answer yet."""
         if self._answer.done():
             return

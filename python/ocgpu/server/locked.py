@@ -13,10 +13,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final
 
-from ocgpu.server.admission import Admission, RefusedError
+from ocgpu.server.admission import Admission
 from ocgpu.server.arbiter import Kind
 from ocgpu.server.engines.engine import Engine
 from ocgpu.server.image_job import ImageJobs, Prompt
+from ocgpu.server.refusal import RefusedError
 from ocgpu.server.relay.asgi import (
     ClientGoneError,
     Headers,

@@ -25,7 +25,9 @@ REFUSALS: Final = (
     "body_memory",
     "body_too_large",
     "body_timeout",
+    "lease",
 )
+_REQUESTS: Final = (Kind.LLM, Kind.IMAGE)
 JOB_RESULTS: Final = ("done", "error", "interrupted", "lost", "timeout")
 
 Sample = tuple[str, Mapping[str, str], float]
@@ -61,17 +63,34 @@ class Metrics:
     def __init__(self) -> None:
         # Only waits that ended in a grant: a refusal, at once or after LLM_WAIT_TIMEOUT, would bend
         # the quantiles either way. Those are counted apart.
-        self.lock_wait = {kind: Histogram(_WAIT_BOUNDS) for kind in Kind}
-        self.refused = {(kind, reason): 0 for kind in Kind for reason in REFUSALS}
-        self.left = dict.fromkeys(Kind, 0)
+        self.lock_wait = {kind: Histogram(_WAIT_BOUNDS) for kind in _REQUESTS}
+        self.refused = {(kind, reason): 0 for kind in _REQUESTS for reason in REFUSALS}
+        self.left = dict.fromkeys(_REQUESTS, 0)
         self.unload = Histogram(_UNLOAD_BOUNDS)
         self.unload_timeouts = 0
         self.settle = Histogram(_SETTLE_BOUNDS)
         self.image_jobs = dict.fromkeys(JOB_RESULTS, 0)
 
+    def observe_wait(self, kind: Kind, seconds: float) -> None:
+        """Add a wait that ended in a grant."""
+        if kind in self.lock_wait:
+            self.lock_wait[kind].observe(seconds)
+
+    def count_refused(self, kind: Kind, reason: str) -> None:
+        """Count a request that was refused the lock; `reason` is one of `REFUSALS`."""
+        if kind in self.left:
+            self.refused[kind, reason] += 1
+
+    def count_left(self, kind: Kind) -> None:
+        """Count a client that left while it waited."""
+        if kind in self.left:
+            self.left[kind] += 1
+
     def render(self, counts: Counts) -> str:
         """Write all series of the lock as exposition text."""
-        waits = [s for kind in Kind for s in self.lock_wait[kind].samples({"kind": kind.value})]
+        waits = [
+            s for kind in _REQUESTS for s in self.lock_wait[kind].samples({"kind": kind.value})
+        ]
         jobs = [("", {"result": name}, float(n)) for name, n in self.image_jobs.items()]
         states = [("", {"state": s.value}, float(s is counts.state)) for s in State]
         waiting = [

@@ -19,14 +19,15 @@ import socket
 import time
 from typing import TYPE_CHECKING, Any, Final, Literal
 
+from ocgpu.device import resolve_key
 from ocgpu.errors import OcgpuError
 from ocgpu.lease import Lease, lease_status
-from ocgpu.server.admission import RefusedError
+from ocgpu.server.refusal import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Residency", "is_local"]
+__all__ = ["Residency", "is_local", "lease_key"]
 
 logger: Final = logging.getLogger("ocgpu.server")
 
@@ -55,6 +56,7 @@ class Residency:
         self._since: float | None = None
         self._sharing: asyncio.Task[None] | None = None
         self._sharers = 0
+        self._waiting = 0
         self._watch: asyncio.Task[None] | None = None
         # Told once, in the loop, when somebody waits for what we hold.
         self.on_wanted: Callable[[], None] = _nothing
@@ -74,11 +76,14 @@ class Residency:
         """Whether somebody else waits for the lease that we hold."""
         return self._lease is not None and self._lease.wanted() > 0
 
-    async def share(self) -> None:
+    async def share(self, *, patient: bool = False) -> None:
         """Hold the lease shared. Any number of requests may wait for it at once.
 
+        Args:
+            patient: Wait however long it takes.
+
         Raises:
-            RefusedError: Another holder did not give it up in time, or it cannot be used.
+            RefusedError: Another holder did not give it up in time.
         """
         if self._key is None or self.mode == "shared":
             return
@@ -88,7 +93,8 @@ class Residency:
         waiting = self._sharing
         self._sharers += 1
         try:
-            async with asyncio.timeout(self._wait_timeout or None):
+            limit = None if patient else self._wait_timeout or None
+            async with asyncio.timeout(limit):
                 await asyncio.shield(waiting)
         except TimeoutError:
             raise await self._refusal() from None
@@ -98,30 +104,32 @@ class Residency:
                 # Nobody waits any more: a place in the queue would hold up others.
                 waiting.cancel()
 
+    def try_share(self) -> bool:
+        """Hold the lease shared if that needs no wait; whether it is, or needs not be."""
+        if self._key is None or self.mode == "shared":
+            return True
+        return self._sharing is None and self._lease is None and self._try("shared", "LLM requests")
+
     async def take(self) -> None:
         """Hold the lease exclusive; a shared one is given up before, for there is no upgrade.
 
         Raises:
             RefusedError: As `share`.
         """
-        if self._key is None or self.mode == "exclusive":
+        if self.try_take():
             return
-        self.give_up()
         try:
             async with asyncio.timeout(self._wait_timeout or None):
                 await self._acquire("exclusive", "image job")
         except TimeoutError:
             raise await self._refusal() from None
 
-    def try_share(self) -> bool:
-        """Take the lease shared if that needs no wait; for what is resident without a request."""
-        if self._key is None or self._lease is not None or self._sharing is not None:
-            return self.mode == "shared"
-        lease = self._make("shared", "resident models")
-        with contextlib.suppress(OcgpuError):
-            if lease.try_acquire():
-                self._hold(lease)
-        return self.mode == "shared"
+    def try_take(self) -> bool:
+        """Hold the lease exclusive if that needs no wait; whether it is, or needs not be."""
+        if self._key is None or self.mode == "exclusive":
+            return True
+        self.give_up()
+        return self._try("exclusive", "image job")
 
     def give_up(self) -> None:
         """Release the lease. Nothing of ours may be on the card. Twice is harmless."""
@@ -139,8 +147,13 @@ class Residency:
         if self._key is None:
             return {"enabled": False, "reason": self._reason}
         held = None if self._since is None else round(time.monotonic() - self._since, 3)
-        waiting = self._sharing is not None
-        return {"enabled": True, "mode": self.mode, "held_seconds": held, "waiting": waiting}
+        return {
+            "enabled": True,
+            "mode": self.mode,
+            "held_seconds": held,
+            "waiting": self._waiting > 0,
+            "wanted": self.wanted,
+        }
 
     async def close(self) -> None:
         """Leave the queue and release."""
@@ -152,23 +165,44 @@ class Residency:
     def _make(self, mode: Mode, what: str) -> Lease:
         return Lease(self._key, mode, reason=f"ocgpu serve: {what}")
 
+    def _try(self, mode: Mode, what: str) -> bool:
+        """Take the lease if it is free; True as well where it cannot be used at all."""
+        try:
+            lease = self._make(mode, what)
+            if not lease.try_acquire():
+                return False
+        except OcgpuError as error:
+            self._do_without(error)
+            return True
+        self._hold(lease, 0.0)
+        return True
+
     async def _acquire(self, mode: Mode, what: str) -> None:
-        lease = self._make(mode, what)
         began = time.monotonic()
         try:
-            await lease.aacquire(timeout=None)
+            lease = self._make(mode, what)
+            logger.info("lease: waiting for another process", extra={"mode": mode})
+            self._waiting += 1
+            try:
+                await lease.aacquire(timeout=None)
+            finally:
+                self._waiting -= 1
         except OcgpuError as error:
-            logger.warning("lease: %s", error)
-            message = f"the machine's lease on the gpu cannot be taken: {error}"
-            raise RefusedError("lease", message) from error
-        self._hold(lease)
-        waited = round(time.monotonic() - began, 3)
-        logger.info("lease: acquired", extra={"mode": mode, "waited": waited})
+            self._do_without(error)
+        else:
+            self._hold(lease, time.monotonic() - began)
 
-    def _hold(self, lease: Lease) -> None:
+    def _do_without(self, error: OcgpuError) -> None:
+        """Serve on without the lease: a place that cannot be used must stop nobody's chat."""
+        self._key = None
+        self._reason = str(error)
+        logger.warning("serving without the machine's lease: %s", error)
+
+    def _hold(self, lease: Lease, waited: float) -> None:
         self._lease = lease
         self._since = time.monotonic()
         self._watch = asyncio.ensure_future(self._look_for_waiters(lease))
+        logger.info("lease: acquired", extra={"mode": lease.mode, "waited": round(waited, 3)})
 
     def _shared(self, task: "asyncio.Task[None]") -> None:
         self._sharing = None
@@ -203,6 +237,24 @@ def _described(party: Any) -> str:  # noqa: ANN401  # LeaseParty is a class of t
 
 def _nothing() -> None:
     """Nobody is told."""
+
+
+def lease_key(gpu_key: str, *, on: bool, local: bool) -> tuple[str | None, str | None]:
+    """Give the key of the lease that serve takes part in, or None and why it does not.
+
+    Args:
+        gpu_key: As in the settings; "" asks the driver.
+        on: Whether the settings ask for the lease.
+        local: Whether an engine is on this machine.
+    """
+    if not on:
+        return None, "switched off by `LEASE`"
+    if not local:
+        return None, "the engines are on another host"
+    try:
+        return resolve_key(gpu_key or None), None
+    except OcgpuError as error:
+        return None, str(error)
 
 
 def is_local(host: str, port: int) -> bool:

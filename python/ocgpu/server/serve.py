@@ -21,6 +21,7 @@ from ocgpu.server.drain import Requests
 from ocgpu.server.engines.comfyui import ComfyUI
 from ocgpu.server.engines.engine import Engine
 from ocgpu.server.engines.ollama import Ollama
+from ocgpu.server.eviction import Evictions
 from ocgpu.server.gpu_processes import GpuProcesses
 from ocgpu.server.guard import host_names, make_guard
 from ocgpu.server.handlers import Knowledge
@@ -32,11 +33,13 @@ from ocgpu.server.outgoing import OutgoingHeaders
 from ocgpu.server.probes import Probes
 from ocgpu.server.props import Props
 from ocgpu.server.registry_view import RegistryView
+from ocgpu.server.relay.address import Address
 from ocgpu.server.relay.asgi import App
 from ocgpu.server.relay.client import HttpUpstream
 from ocgpu.server.relay.control import Control
 from ocgpu.server.relay.upstream import Upstream
 from ocgpu.server.relay.websocket import WebsocketRelay
+from ocgpu.server.residency import Residency, is_local, lease_key
 from ocgpu.server.sockets import ListenError, Sockets, open_sockets, url_of
 from ocgpu.server.systemd import InheritError, Notifier, inherited_sockets
 from ocgpu.server.trusted import TrustedProxies
@@ -128,7 +131,9 @@ async def serve(
         logger.error("%s", error)  # noqa: TRY400  # the message says it all
         registry.close()
         return 1
-    server = _Server(settings, registry)
+    # Names are looked up: that may take as long as the resolver likes.
+    local = await asyncio.to_thread(_local_engines, settings)
+    server = _Server(settings, registry, local)
     try:
         return await server.serve(sockets, ready, stop or asyncio.Event())
     finally:
@@ -152,25 +157,35 @@ def _bound(sockets: Sockets) -> Bound:
     return Bound(urls.get("ollama"), urls.get("comfy"), urls.get("admin"))
 
 
+def _local_engines(settings: Settings) -> frozenset[str]:
+    """Give the names of the engines that are on this machine."""
+    urls = {Ollama.name: settings.ollama_url, ComfyUI.name: settings.comfy_url}
+    addresses = {name: Address.parse(url) for name, url in urls.items() if url}
+    return frozenset(name for name, a in addresses.items() if is_local(a.host, a.port))
+
+
 class _Server:
     """All parts of one `ocgpu serve`, wired. To be made inside the running loop."""
 
-    def __init__(self, settings: Settings, registry: RegistryView) -> None:
+    def __init__(self, settings: Settings, registry: RegistryView, local: frozenset[str]) -> None:
         self._settings = settings
+        self._local = local
         self._registry = registry
         self._notifier = Notifier(os.environ)
         self._requests = Requests()
         self._closers: list[Callable[[], Awaitable[None]]] = []
         self._metrics = Metrics()
+        self._ollama_up = self._upstream(settings.ollama_url)
+        self._comfy_up = self._upstream(settings.comfy_url)
+        self._residency = self._lease()
         self._admission = Admission(
             Arbiter(settings.image_batch),
             self._metrics,
             max_queue=settings.max_queue,
             max_waiting_bytes=settings.max_waiting_bytes,
             on_change=self._registry.follow,
+            lease=self._residency if Ollama.name in local else None,
         )
-        self._ollama_up = self._upstream(settings.ollama_url)
-        self._comfy_up = self._upstream(settings.comfy_url)
         self._ollama = (
             Ollama(Control(self._ollama_up), settings.ollama_hosts) if self._ollama_up else None
         )
@@ -188,21 +203,34 @@ class _Server:
                 settings.warm_model,
                 settings.settle_timeout,
             ),
+            self._residency,
+        )
+        self._evictions = Evictions(
+            self._admission,
+            self._residency,
+            self._jobs.card,
+            self._ollama,
+            warm_model=settings.warm_model,
+            unload_timeout=settings.unload_timeout,
         )
         self._probes = Probes(self._engines())
         where = {engine.name: upstream.url for engine, upstream in self._engines()}
-        self._processes = GpuProcesses(where, registry.gpu_key, registry.pids)
+        self._processes = GpuProcesses(
+            where, registry.gpu_key if self._local else None, registry.pids
+        )
         registry.memory_of = self._processes.memory_of
-        self._closers += [self._jobs.close, self._probes.close, self._processes.close]
+        self._closers += [self._jobs.close, self._evictions.close, self._probes.close]
+        self._closers += [self._processes.close, self._residency.close]
         self._app: Any = make_app(
             Knowledge(
                 admission=self._admission,
                 metrics=self._metrics,
                 registry=self._registry,
+                residency=self._residency,
                 probes=self._probes,
                 processes=self._processes,
                 started=time.monotonic(),
-                unload=self._jobs.unload,
+                unload=self._evictions.by_hand,
             )
         )
 
@@ -213,6 +241,7 @@ class _Server:
         self._probes.refresh()
         self._processes.start()
         await self._jobs.adopt()
+        self._evictions.start()
         apps = self._apps()
         bound = _bound(sockets)
         named = [(name, url_of(listener)) for name, listener in sockets]
@@ -264,6 +293,14 @@ class _Server:
         _, stuck = await asyncio.wait(runs, timeout=_STOP_SECONDS)
         logger.info("drained", extra={"cut": cut})
         return bool(stuck)
+
+    def _lease(self) -> Residency:
+        """Make the part that holds the machine's lease, or that says why none is held."""
+        settings = self._settings
+        key, reason = lease_key(settings.gpu_key, on=settings.lease, local=bool(self._local))
+        if reason is not None:
+            logger.info("serving without the machine's lease: %s", reason)
+        return Residency(key, reason, settings.lease_wait_timeout)
 
     def _apps(self) -> dict[str, App]:
         """Build the ASGI callable of every listener that may be on."""

@@ -9,8 +9,9 @@ import contextlib
 import time
 from typing import Final
 
-from ocgpu.server.admission import BodyReservation, RefusedError
+from ocgpu.server.refusal import RefusedError
 from ocgpu.server.relay.asgi import ClientGoneError, Headers, Receive, header
+from ocgpu.server.reservation import BodyReservation
 
 __all__ = ["read_body"]
 
