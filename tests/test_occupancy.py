@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 
+import psutil
 import pytest
 
-from ocgpu.lineage import is_descendant, lineage
+from ocgpu.lineage import inner_pids, is_descendant, lineage
 from ocgpu.occupancy import Occupancy, Occupant
+from tests.namespaces import in_namespaces
 
 
 def occupancy(*occupants: Occupant, whole: bool = True) -> Occupancy:
@@ -59,3 +61,32 @@ def test_a_process_descends_from_those_who_started_it() -> None:
         assert is_descendant(2**22 + 5, (2**22 + 5,)) is True
     finally:
         child.communicate(b"\n", timeout=10)
+
+
+def test_nobody_counts_for_init() -> None:
+    seen = occupancy(holding(20, 2, 20, 10, 1))
+
+    assert seen.by_root((1,)) == {1: 0}
+
+
+def test_a_process_in_a_container_may_be_a_peer_that_is_called_otherwise_in_there() -> None:
+    contained = Occupant(20, 2, computes=True, lineage=(20, 10, 1), inner=frozenset((1,)))
+
+    assert occupancy(contained).by_root((1, 5)) == {1: None, 5: None}
+    assert occupancy(contained).by_root((20, 5)) == {20: 2, 5: 0}
+
+
+def test_a_process_in_a_pid_namespace_has_a_pid_in_there() -> None:
+    with subprocess.Popen(
+        [*in_namespaces("--pid"), "sh", "-c", "echo $$; read line"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as outer:
+        assert outer.stdout is not None
+        assert outer.stdout.readline() == "1\n"
+        (inner,) = psutil.Process(outer.pid).children()
+
+        assert inner_pids(lineage(inner.pid)) == {1}
+        assert inner_pids(lineage(os.getpid())) == frozenset()
+        outer.communicate("\n", timeout=10)

@@ -12,12 +12,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from ocgpu.server import engine_processes, gpu_processes
 from ocgpu.server.gpu_processes import GpuProcesses
 from tests.fakes.nvml import FakeNvml, Process, three_gpus
 from tests.fakes.nvml_stub import ERRORS, GIB, UUIDS, Driver
+from tests.namespaces import in_namespaces
 from tests.processes import Processes
 from tests.server.client import call
 from tests.server.occupants import EngineProcesses, Occupants, outside
@@ -181,6 +183,29 @@ def test_nobody_who_takes_part_is_an_outsider(
     wait_until(lambda: outside(served))
 
     assert [one["pid"] for one in outside(served) or ()] == [stranger]
+
+
+def test_a_peer_in_a_container_is_no_outsider_and_init_is_nobody_s_parent(
+    around: EngineProcesses,
+    occupants: Occupants,
+    driver: Driver,
+    processes: Processes,
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "contained.log"
+    program = "import ocgpu, time; pacer = ocgpu.Pacer(name='contained'); time.sleep(1000)"
+    command = [*in_namespaces("--pid"), sys.executable, "-c", program]
+    outer = processes.start(command, log=log)
+    served = occupants.serve(around)
+    wait_until(lambda: memory_of_peers(served) == {"ocgpu-serve": 0, "contained": 0})
+    (contained,) = psutil.Process(outer.pid).children()
+    stranger = occupants.stranger()
+
+    driver.holds((contained.pid, GIB), (stranger, GIB))
+
+    wait_until(lambda: outside(served))
+    assert [one["pid"] for one in outside(served) or ()] == [stranger]
+    assert memory_of_peers(served) == {"ocgpu-serve": None, "contained": None}
 
 
 def test_an_outsider_that_becomes_a_peer_is_none_any_more(

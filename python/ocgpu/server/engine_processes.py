@@ -14,6 +14,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ocgpu.lineage import INIT_PID
 from ocgpu.server.relay.address import Address as EngineAddress
 
 __all__ = ["EngineFinder", "Listeners", "listeners", "listening_pids", "local_addresses"]
@@ -24,8 +25,6 @@ _PROC: Final = Path("/proc")
 _LISTENING: Final = "0A"
 # They listen for somebody in another network namespace.
 _FORWARDERS: Final = frozenset(("docker-proxy", "rootlessport", "slirp4netns", "pasta", "conmon"))
-# Whoever starts processes by socket holds the socket as well.
-_INIT_PID: Final = 1
 # All descriptors of the machine are looked through: not for each look at the driver.
 _SEARCH_SECONDS: Final = 15.0
 
@@ -100,7 +99,8 @@ def listening_pids(addresses: Iterable[Address], port: int) -> frozenset[int]:
 def _as_listeners(sockets: Mapping[str, int], holders: Mapping[int, Path]) -> Listeners:
     pids = frozenset(holders)
     if len(pids) > 1:
-        pids -= {_INIT_PID}
+        # Whoever starts processes by socket holds the socket as well.
+        pids -= {INIT_PID}
     return Listeners(pids, frozenset() if pids else frozenset(sockets.values()))
 
 

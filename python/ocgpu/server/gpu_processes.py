@@ -5,7 +5,6 @@ daemon: a driver that does not come back from a call must hold up neither a requ
 """
 
 import logging
-import os
 import threading
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, Final, NamedTuple
 from ocgpu.errors import OcgpuError
 from ocgpu.gpu_memory import GpuMemory
 from ocgpu.lease import lease_status
+from ocgpu.lineage import INIT_PID
 from ocgpu.occupancy import Occupancy, occupancy
 from ocgpu.server.engine_processes import EngineFinder, Listeners
 from ocgpu.server.metrics import Sample, family
@@ -115,7 +115,8 @@ class GpuProcesses:
         if seen.outside is None:
             return text
         count: list[Sample] = [("", {}, float(len(seen.outside)))]
-        size: list[Sample] = [("", {}, float(sum(one.memory_bytes or 0 for one in seen.outside)))]
+        sizes = [one.memory_bytes for one in seen.outside if one.memory_bytes is not None]
+        size: list[Sample] = [("", {}, float(sum(sizes)))] if sizes or not seen.outside else []
         return text + "".join(
             (
                 family(
@@ -180,7 +181,9 @@ class GpuProcesses:
         holders = _lease_pids(self._gpu_key)
         engines = tuple(engines)
         uids = frozenset(uid for engine in engines for uid in engine.uids)
-        inside = {os.getpid(), *self._peers(), *(pid for pid in holders if pid is not None)}
+        inside = {*self._peers(), *(pid for pid in holders if pid is not None)}
+        candidates = [one for one in candidates if inside.isdisjoint(one.inner)]
+        inside.discard(INIT_PID)
         inside.update(pid for engine in engines for pid in engine.pids)
         outside = [one for one in candidates if inside.isdisjoint(one.lineage)]
         # One that holds the lease under no name may be any of them, except those known before.
@@ -206,7 +209,7 @@ def _engine_memory(found: Occupancy, engines: Mapping[str, Listeners]) -> dict[s
     known = found.by_root({pid for engine in engines.values() for pid in engine.pids})
     memory: dict[str, int | None] = {}
     for name, engine in engines.items():
-        sizes = [known[pid] for pid in engine.pids]
+        sizes = [None if pid == INIT_PID else known[pid] for pid in engine.pids]
         told = [size for size in sizes if size is not None]
         memory[name] = sum(told) if sizes and len(told) == len(sizes) else None
     return memory

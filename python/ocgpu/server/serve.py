@@ -214,7 +214,8 @@ class _Server:
             unload_timeout=settings.unload_timeout,
         )
         self._probes = Probes(self._engines())
-        where = {engine.name: upstream.url for engine, upstream in self._engines()}
+        engines = [one for one in self._engines() if one[0].name in self._local]
+        where = {engine.name: upstream.url for engine, upstream in engines}
         self._processes = GpuProcesses(
             where, registry.gpu_key if self._local else None, registry.pids
         )
