@@ -1,7 +1,6 @@
 """What serve shows of the card's memory, through the real nvidia-ml-py and a stub of the driver."""
 
 import asyncio
-import json
 import os
 import signal
 import socket
@@ -97,48 +96,6 @@ def test_a_peer_has_its_memory_and_that_of_its_children(
     assert not any("secret" in series and "memory" in series for series in metrics)
     props = call("GET", f"{served.ollama}/props").json()["opencoti"]["gpu_share"]["peers"]
     assert {one["name"]: one["memory_bytes"] for one in props}["chat"] == 3 * GIB
-
-
-def peers_command(driver: Driver, *arguments: str, **environ: str) -> str:
-    command = (sys.executable, "-m", "ocgpu", "peers", *arguments)
-    full = {**os.environ, **driver.environ, **environ}
-    done = subprocess.run(command, env=full, capture_output=True, text=True, timeout=20, check=True)
-    assert done.stderr == ""
-    return done.stdout
-
-
-def test_the_command_shows_the_memory_of_each_peer(occupants: Occupants, driver: Driver) -> None:
-    chat, child = occupants.peer("chat")
-    secret, _ = occupants.peer("secret")
-    driver.holds((chat, 512 * MIB), (child, 2 * GIB), (secret, None))
-
-    peers = json.loads(peers_command(driver, "--json"))["peers"]
-    rows = [line.split() for line in peers_command(driver).splitlines()[1:]]
-
-    assert {one["pid"]: one["memory_bytes"] for one in peers} == {chat: 2560 * MIB, secret: None}
-    assert [row[-2:] for row in rows] == [
-        ["MEMORY", "NAME"],
-        ["2560MiB", "chat"],
-        ["?", "secret"],
-    ]
-
-
-@pytest.mark.parametrize("cause", ["no library", *ERRORS])
-def test_the_command_says_nothing_of_memory_that_it_cannot_know(
-    occupants: Occupants, driver: Driver, cause: str
-) -> None:
-    chat, _ = occupants.peer("chat")
-    driver.holds((chat, GIB))
-    environ = {}
-    if cause == "no library":
-        environ["LD_LIBRARY_PATH"] = ""
-    for function in LISTS:
-        driver.fail(function, ERRORS.get(cause, 0))
-
-    peers = json.loads(peers_command(driver, "--json", **environ))["peers"]
-
-    assert [one["memory_bytes"] for one in peers] == [None]
-    assert "MEMORY" not in peers_command(driver, **environ)
 
 
 def test_a_process_that_takes_part_in_nothing_is_reported_once(
@@ -240,6 +197,20 @@ def test_the_largest_are_shown_and_all_are_counted(
     assert served.metrics()["gpulock_outside_memory_bytes"] == sum(range(1, 19)) * MIB
 
 
+def test_an_outsider_of_unknown_size_is_not_said_to_hold_nothing(
+    around: EngineProcesses, occupants: Occupants, driver: Driver
+) -> None:
+    driver.holds((occupants.stranger(), None))
+    served = occupants.serve(around)
+
+    shown = wait_until(lambda: outside(served))
+
+    assert [one["memory_bytes"] for one in shown] == [None]
+    metrics = served.metrics()
+    assert metrics["gpulock_outside_processes"] == 1
+    assert "gpulock_outside_memory_bytes" not in metrics
+
+
 def test_only_the_card_with_the_key_counts(
     around: EngineProcesses, occupants: Occupants, driver: Driver
 ) -> None:
@@ -282,7 +253,8 @@ def test_what_a_driver_refuses_to_tell_is_unknown_until_it_tells_again(
     functions: tuple[str, ...],
     error: str,
 ) -> None:
-    driver.holds((around.runner, GIB))
+    stranger = occupants.stranger()
+    driver.holds((around.runner, GIB), (stranger, GIB))
     served = occupants.serve(around)
     wait_until(lambda: memory_of_engines(served)["ollama"] == GIB)
 
@@ -290,11 +262,15 @@ def test_what_a_driver_refuses_to_tell_is_unknown_until_it_tells_again(
         driver.fail(function, ERRORS[error])
     wait_until(lambda: memory_of_engines(served) == {"ollama": None, "comfyui": None})
     assert memory_of_peers(served) == {"ocgpu-serve": None}
+    assert outside(served) is None
 
     for function in functions:
         driver.fail(function, 0)
     wait_until(lambda: memory_of_engines(served) == {"ollama": GIB, "comfyui": 0})
-    assert [line for line in served.lines() if line["level"] in {"warning", "error"}] == []
+    assert [one["pid"] for one in outside(served) or ()] == [stranger]
+    # Neither its absence nor its return is told: nobody saw it go.
+    said = [line["pid"] for line in served.lines() if "program" in line]
+    assert said == [stranger]
 
 
 def test_a_driver_that_hangs_holds_up_neither_an_answer_nor_the_end(

@@ -166,7 +166,7 @@ class GpuProcesses:
         engines = {name: finder.find() for name, finder in self._finders.items()}
         outside = self._outsiders(found, engines.values())
         if outside is not None:
-            self._tell(outside, {one.pid for one in found.occupants})
+            self._tell(outside, found)
         return _Seen(found, _engine_memory(found, engines), outside)
 
     def _outsiders(
@@ -177,7 +177,7 @@ class GpuProcesses:
             return None
         candidates = [one for one in found.occupants if one.computes and one.lineage]
         if not candidates:
-            return ()
+            return () if found.whole else None
         holders = _lease_pids(self._gpu_key)
         engines = tuple(engines)
         uids = frozenset(uid for engine in engines for uid in engine.uids)
@@ -194,9 +194,13 @@ class GpuProcesses:
             described = [one for one in described if _uid(one.pid) not in uids]
         return tuple(sorted(described, key=lambda one: -(one.memory_bytes or 0)))
 
-    def _tell(self, outside: tuple[_Outsider, ...], present: Collection[int]) -> None:
+    def _tell(self, outside: tuple[_Outsider, ...], found: Occupancy) -> None:
         """Log who came and who is gone."""
+        present = {one.pid for one in found.occupants}
         now = {one.pid: one for one in outside}
+        if not found.whole:
+            # Who is not listed may be there.
+            now |= {pid: one for pid, one in self._told.items() if pid not in present}
         for one in [one for pid, one in now.items() if pid not in self._told][:_SHOWN_MAX]:
             logger.warning("a process that takes part in nothing is on the gpu", extra=_fields(one))
         for one in [one for pid, one in self._told.items() if pid not in now][:_SHOWN_MAX]:
