@@ -14,7 +14,7 @@ from urllib.parse import unquote_to_bytes
 from ocgpu.errors import ConfigError
 from ocgpu.server.arbiter import Kind
 from ocgpu.server.engines import comfyui, ollama
-from ocgpu.server.engines.comfyui import JobResult, _ids, _result
+from ocgpu.server.engines.comfy_documents import JobResult, read_history, read_jobs, read_queue
 from ocgpu.server.engines.ollama import Ollama
 from ocgpu.server.guard import host_names, is_foreign_page, malformed
 from ocgpu.server.relay.address import Address
@@ -182,9 +182,11 @@ def documents(data: bytes) -> None:
     """Whatever an engine says: a value of the right type, or an error of the upstream."""
     found = json_object(data)
     assert found is None or isinstance(found, dict)
-    for value in (found, *(found or {}).values()):
-        assert all(isinstance(item, str) for item in _ids(value))
-        assert isinstance(_result(value), JobResult)
+    for read in (read_queue, read_jobs):
+        queue = read(data)
+        assert queue is None or all(isinstance(item, str) for item in queue.ids)
+    history = read_history(data)
+    assert history is None or all(isinstance(ending, JobResult) for ending in history.values())
     said = _Said(data)
     for call in (
         lambda: Ollama(said).loaded(timeout=1),

@@ -103,3 +103,22 @@ def test_a_mapped_ipv4_client_is_named_by_its_ipv4_address() -> None:
     headers = forwarded([], scope)
 
     assert headers == [(b"x-forwarded-for", b"192.0.2.7"), (b"x-forwarded-proto", b"https")]
+
+
+def test_what_a_client_that_is_no_proxy_of_ours_claims_is_dropped() -> None:
+    headers = [
+        (b"x-forwarded-for", b"1.1.1.1"),
+        (b"x-forwarded-proto", b"https"),
+        (b"x-forwarded-host", b"bank.example"),
+        (b"x-forwarded-user", b"root"),
+        (b"forwarded", b"for=1.1.1.1"),
+        (b"x-real-ip", b"1.1.1.1"),
+        (b"host", b"gpu"),
+    ]
+
+    assert forwarded(headers, SCOPE, trusted=False) == [
+        (b"host", b"gpu"),
+        (b"x-forwarded-for", b"192.0.2.7"),
+        (b"x-forwarded-proto", b"http"),
+        (b"x-forwarded-host", b"gpu"),
+    ]

@@ -1,6 +1,7 @@
 """How bodies are framed on either side of the proxy, through a real listener."""
 
 import asyncio
+import ipaddress
 
 import pytest
 
@@ -195,3 +196,21 @@ async def test_a_tunnel_is_refused() -> None:
 
     assert not answer.startswith(b"HTTP/1.1 2")
     assert not [head for head in heads if b"CONNECT" in head[0]]
+
+
+async def test_only_a_trusted_proxy_is_believed_about_where_a_request_came_from() -> None:
+    heads: list[list[bytes]] = []
+    for trusted, chain in (("127.0.0.0/8", b"1.1.1.1, 127.0.0.1"), ("10.0.0.0/8", b"127.0.0.1")):
+        networks = (ipaddress.ip_network(trusted),)
+        async with (
+            RawUpstream(answering(OK, heads)) as raw,
+            proxy(comfy_url=raw.url, trusted_proxies=networks) as bound,
+        ):
+            heads.clear()
+            await exchange(
+                bound.comfy_url,
+                b"GET /view HTTP/1.1\r\nHost: x\r\nX-Forwarded-For: 1.1.1.1\r\n"
+                b"Connection: close\r\n\r\n",
+            )
+            seen = next(head for head in heads if b"/view" in head[0])
+            assert b"x-forwarded-for: " + chain in seen

@@ -341,10 +341,14 @@ class Admission:
         self.granted += len(grants)
         for grant in grants:
             self._waiters[grant.id].set_result(grant)
-            logger.debug("granted", extra={"kind": grant.kind, "request": grant.id})
+        if grants and logger.isEnabledFor(logging.DEBUG):
+            for grant in grants:
+                logger.debug("granted", extra={"kind": grant.kind, "request": grant.id})
         self._note(cause)
 
     def _note(self, cause: str) -> None:
+        if not self._paused and self._arbiter.state is self._state:
+            return
         counts = self.counts
         state = counts.state
         if state is self._state:

@@ -216,7 +216,8 @@ class Arbiter:
         return self._waiting_images if kind is Kind.IMAGE else self._waiting_evictions
 
     def _knows(self, id_: int) -> bool:
-        return self.in_flight(id_) or any(id_ in self._waiting(kind) for kind in Kind)
+        waits = id_ in self._waiting_llm or id_ in self._waiting_images
+        return waits or id_ in self._waiting_evictions or self.in_flight(id_)
 
     def _grant(self) -> list[Grant]:
         """Apply the grant rule once; called after every change. Closed, nobody waits for it."""

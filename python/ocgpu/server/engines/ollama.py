@@ -92,13 +92,11 @@ class Ollama:
         to the Host that the client used is a page that we served ourselves, if that Host is ours;
         any other one passes, so that OLLAMA_ORIGINS stays in force.
         """
-        host = (header(headers, b"host") or b"").lower()
-        own = (b"http://" + host, b"https://" + host) if host in self._hosts else ()
-        kept = [
-            h
-            for h in headers
-            if h[0] != b"host" and not (h[0] == b"origin" and h[1].lower() in own)
-        ]
+        kept = [h for h in headers if h[0] != b"host"]
+        if header(kept, b"origin") is not None:
+            host = (header(headers, b"host") or b"").lower()
+            own = (b"http://" + host, b"https://" + host) if host in self._hosts else ()
+            kept = [h for h in kept if h[0] != b"origin" or h[1].lower() not in own]
         return [(b"host", self._authority), *kept]
 
     def needs_lock(self, kind: Kind, path: str, body: bytes) -> bool:

@@ -92,12 +92,12 @@ def forwarded(headers: Headers, scope: Scope, *, trusted: bool = True) -> Header
     before: list[bytes] = []
     given: set[bytes] = set()
     claims = [h for h in headers if h[0].startswith(b"x-forwarded-") or h[0] in _ORIGINS]
-    if claims:
+    if claims and trusted:
+        before = [value for name, value in claims if name == b"x-forwarded-for"]
+        given = {name for name, _ in claims}
+        out = [h for h in headers if h[0] != b"x-forwarded-for"]
+    elif claims:
         out = [h for h in headers if h not in claims]
-        if trusted:
-            before = [value for name, value in claims if name == b"x-forwarded-for"]
-            out += [h for h in claims if h[0] != b"x-forwarded-for"]
-            given = {name for name, _ in claims}
     else:
         out = headers.copy()
     if client := scope.get("client"):
