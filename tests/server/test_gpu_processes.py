@@ -258,6 +258,7 @@ def test_what_a_driver_refuses_to_tell_is_unknown_until_it_tells_again(
     served = occupants.serve(around)
     wait_until(lambda: memory_of_engines(served)["ollama"] == GIB)
 
+    starts = driver.calls("nvmlInitWithFlags")
     for function in functions:
         driver.fail(function, ERRORS[error])
     wait_until(lambda: memory_of_engines(served) == {"ollama": None, "comfyui": None})
@@ -268,9 +269,29 @@ def test_what_a_driver_refuses_to_tell_is_unknown_until_it_tells_again(
         driver.fail(function, 0)
     wait_until(lambda: memory_of_engines(served) == {"ollama": GIB, "comfyui": 0})
     assert [one["pid"] for one in outside(served) or ()] == [stranger]
+    # A driver that answers nothing at all may be another one by now.
+    assert (driver.calls("nvmlInitWithFlags") > starts) is (len(functions) > len(LISTS))
     # Neither its absence nor its return is told: nobody saw it go.
     said = [line["pid"] for line in served.lines() if "program" in line]
     assert said == [stranger]
+
+
+def test_an_outsider_on_a_card_that_is_lost_is_not_said_to_be_gone(
+    around: EngineProcesses, occupants: Occupants, driver: Driver
+) -> None:
+    stays, lost = occupants.stranger(), occupants.stranger()
+    driver.holds((stays, GIB))
+    driver.holds((lost, 2 * GIB), card=1)
+    served = occupants.serve(around)
+    wait_until(lambda: len(outside(served) or ()) == 2)
+
+    driver.fail(f"{LISTS[0]}:1", ERRORS["GPU_IS_LOST"])
+    wait_until(lambda: [one["pid"] for one in outside(served) or ()] == [stays])
+    driver.fail(f"{LISTS[0]}:1", 0)
+    wait_until(lambda: len(outside(served) or ()) == 2)
+
+    said = [line["pid"] for line in served.lines() if "program" in line]
+    assert sorted(said) == sorted((stays, lost))
 
 
 def test_a_driver_that_hangs_holds_up_neither_an_answer_nor_the_end(
