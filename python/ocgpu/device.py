@@ -223,13 +223,11 @@ class Nvml:
         error: What the last question that failed was answered.
     """
 
-    __slots__ = ("_errors", "error", "lib")
+    __slots__ = ("error", "lib")
 
     def __init__(self, lib: Any) -> None:  # noqa: ANN401  # pynvml has no types
         self.lib = lib
         self.error: str | None = None
-        # The second one is no NVMLError, and is raised where a driver is older than the bindings.
-        self._errors = (lib.NVMLError, lib.NVMLLibraryMismatchError)
 
     @classmethod
     def open(cls) -> "Nvml | None":
@@ -253,7 +251,7 @@ class Nvml:
         """Ask one question; None when it has no answer, and then `error` says why."""
         try:
             return question(*arguments)
-        except self._errors as error:
+        except self.lib.NVMLError as error:
             self.error = str(error)
             return None
 
