@@ -202,6 +202,8 @@ HEADS = {
     "nul": (b"HTTP/1.1 200 OK\r\nX: a\x00b\r\n\r\n", "no HTTP"),
     "no name": (b"HTTP/1.1 200 OK\r\n: x\r\n\r\n", "no HTTP"),
     "long name": (b"HTTP/1.1 200 OK\r\n" + b"a" * 32_769 + b": x\r\n\r\n", "illegal header"),
+    "version": (b"HTTP/2.0 200 OK\r\nContent-Length: 0\r\n\r\n", "no HTTP/1.1"),
+    "1.0 coding": (b"HTTP/1.0 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", "transfer coding"),
     "ssh": (b"SSH-2.0-OpenSSH_9.2\r\n", "no HTTP"),
     "rubbish": (b"CLOSE", "no HTTP"),
 }

@@ -9,7 +9,15 @@ from hypothesis import strategies as st
 from websockets.frames import Frame, Opcode
 from websockets.protocol import SERVER, Protocol
 
-from ocgpu.server.relay.frames import BINARY, TEXT, Decoder, FrameError, close_payload, encode
+from ocgpu.server.relay.frames import (
+    BINARY,
+    MESSAGE_MAX,
+    TEXT,
+    Decoder,
+    FrameError,
+    close_payload,
+    encode,
+)
 
 SIZES = st.sampled_from([0, 1, 125, 126, 127, 4095, 4096, 4097, 65_535, 65_536, 70_001])
 
@@ -77,3 +85,27 @@ def test_a_close_frame_fits_whatever_the_reason(reason: str) -> None:
     assert len(payload) <= 125
     assert reason.startswith(payload[2:].decode())
     assert close_payload(None, reason) == b""
+
+
+@pytest.mark.parametrize(
+    ("length", "code"), [(2**63, 1002), (2**64 - 1, 1002), (2**62, 1009), (MESSAGE_MAX + 1, 1009)]
+)
+def test_a_length_that_no_message_has_is_refused_at_its_head(length: int, code: int) -> None:
+    with pytest.raises(FrameError) as refusal:
+        Decoder().feed(b"\x82\x7f" + length.to_bytes(8, "big"))
+
+    assert refusal.value.code == code
+
+
+def test_fragments_are_bounded_together() -> None:
+    decoder = Decoder()
+    part = MESSAGE_MAX // 4
+    fragment = b"\x7f" + part.to_bytes(8, "big") + bytes(part)
+    decoder.feed(b"\x02" + fragment)
+    for _ in range(2):
+        decoder.feed(b"\x00" + fragment)
+
+    with pytest.raises(FrameError) as refusal:
+        decoder.feed(b"\x00\x7f" + (part + 1).to_bytes(8, "big"))
+
+    assert refusal.value.code == 1009

@@ -289,6 +289,9 @@ def test_two_hosts_none_and_a_tunnel_are_malformed() -> None:
     assert malformed(scope(b"a", b"a")) == "more than one Host"
     assert malformed(scope()) == "no Host"
     assert malformed(scope(b"")) == "no Host"
-    assert malformed(scope(b"a")) is None
+    for host in (b"a/b", b"me@a", b"a b", b"a?", b"\xe4", b"a\t"):
+        assert malformed(scope(host)) == "a Host that is none", host
+    for host in (b"a", b"a_b.example:80", b"[::1]:80", b"[fe80::1%25eth0]", b"127.0.0.1"):
+        assert malformed(scope(host)) is None, host
     assert malformed(scope(version="1")) is None
     assert malformed({"type": "websocket", "headers": [(b"host", b"a")]}) is None

@@ -122,3 +122,9 @@ def test_what_a_client_that_is_no_proxy_of_ours_claims_is_dropped() -> None:
         (b"x-forwarded-proto", b"http"),
         (b"x-forwarded-host", b"gpu"),
     ]
+
+
+def test_a_length_that_is_said_twice_goes_on_once() -> None:
+    headers = [(b"content-length", b"2"), (b"x", b"1"), (b"content-length", b"2")]
+
+    assert request_headers(headers) == headers[:2]

@@ -214,3 +214,19 @@ async def test_only_a_trusted_proxy_is_believed_about_where_a_request_came_from(
             )
             seen = next(head for head in heads if b"/view" in head[0])
             assert b"x-forwarded-for: " + chain in seen
+
+
+@pytest.mark.parametrize("path", [b"/upload/image", b"/prompt"])
+async def test_a_body_whose_chunks_make_no_sense_is_a_400(path: bytes) -> None:
+    async def patient(connection: Connection) -> None:
+        await connection.head()
+        await connection.rest()
+
+    async with RawUpstream(patient) as raw, proxy(comfy_url=raw.url) as bound:
+        answer = await exchange(
+            bound.comfy_url,
+            b"POST " + path + b" HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n"
+            b"Connection: close\r\n\r\nZZ\r\nxx\r\n0\r\n\r\n",
+        )
+
+    assert answer.startswith(b"HTTP/1.1 400 ")

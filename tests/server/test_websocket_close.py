@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import aiohttp
 import pytest
 
-from ocgpu.server.relay import websocket
+from ocgpu.server.relay import frames, websocket, websocket_upstream
 from ocgpu.server.relay.address import Address
 from ocgpu.server.relay.asgi import Message, Scope
 from ocgpu.server.relay.websocket import WebsocketRelay
@@ -30,6 +30,7 @@ from tests.server.websocket_peers import (
 
 pytestmark = pytest.mark.usefixtures("gpu_dir", "gpu_key")
 
+MIB = 2**20
 Handler = Callable[[Connection], Awaitable[None]]
 
 
@@ -331,3 +332,29 @@ async def test_a_drain_during_the_accept_waits_for_it_and_then_closes() -> None:
 
     assert [message["type"] for message in sent] == ["websocket.accept", "websocket.close"]
     assert sent[1]["code"] == 1001
+
+
+async def test_what_came_of_an_unfinished_message_goes_with_its_websocket() -> None:
+    decoders: list[frames.Decoder] = []
+
+    class Noted(frames.Decoder):
+        def __init__(self) -> None:
+            super().__init__()
+            decoders.append(self)
+
+    async def half_a_preview(connection: Connection) -> None:
+        await accept(connection)
+        await connection.write(b"\x82\x7f" + (2 * MIB).to_bytes(8, "big") + bytes(MIB))
+        await connection.rest()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(websocket_upstream, "Decoder", Noted)
+        async with RawUpstream(half_a_preview) as raw, proxy(comfy_url=raw.url) as bound:
+            client = await raw_client(bound.comfy_url)
+            await client.head()
+            async with asyncio.timeout(10):
+                while not decoders or len(decoders[0]._buffer) < MIB:  # noqa: ASYNC110
+                    await asyncio.sleep(0.002)
+            await client.close()
+
+    assert [len(decoder._buffer) for decoder in decoders] == [0]

@@ -15,6 +15,7 @@ checked a certificate for the name: no rebound page can have that.
 import hmac
 import ipaddress
 import re
+import string
 from collections.abc import Awaitable, Callable
 from typing import Final
 
@@ -26,6 +27,8 @@ _AUTHORITY: Final = re.compile(
     rb"(?:(?P<name>[a-z0-9_](?:[a-z0-9._-]{0,253}[a-z0-9_])?)\.?|\[(?P<six>[0-9a-f:.]{2,45})\])"
     rb"(?::[0-9]{0,5})?"
 )
+# What names, addresses and ports are made of (RFC 3986 section 3.2.2), no login among it.
+_HOST_BYTES: Final = (string.ascii_letters + string.digits + "-._~%!$&'()*+,;=:[]").encode()
 _OWN_SITES: Final = frozenset((b"same-origin", b"none"))
 _LOOK: Final = frozenset(("GET", "HEAD"))
 # No browser lets a script take these out of a request.
@@ -100,6 +103,8 @@ def malformed(scope: Scope) -> str | None:
         return "more than one Host"
     if not (hosts and hosts[0]) and scope.get("http_version") == "1.1":
         return "no Host"
+    if hosts and hosts[0].translate(None, _HOST_BYTES):
+        return "a Host that is none"
     return None
 
 

@@ -29,6 +29,9 @@ __all__ = ["ImageJobs", "ImageSettings", "Prompt"]
 
 logger: Final = logging.getLogger("ocgpu.server")
 
+# `/prompt` is answered within milliseconds, or seconds where a worker holds Python's lock. After
+# this the queue tells what became of it: a job of 15 minutes must not be waited for in vain.
+_PROMPT_SECONDS: Final = 60.0
 # A ComfyUI that answers does so within this; before it, no listener is open.
 _GLANCE_SECONDS: Final = 0.2
 # One that loads a checkpoint is silent for seconds; the first requests wait for it as long.
@@ -216,13 +219,13 @@ class ImageJobs:
         """Post a prompt on a connection of its own and read the whole answer.
 
         Raises:
-            UpstreamError: No answer, or none within the time of a whole job.
+            UpstreamError: No answer, or none in time.
         """
         if self._upstream is None:
             raise UpstreamConnectError("no ComfyUI is configured; set `COMFY_URL`")
         try:
             async with (
-                asyncio.timeout(self._settings.job_timeout),
+                asyncio.timeout(min(self._settings.job_timeout, _PROMPT_SECONDS)),
                 self._upstream.request(
                     "POST", prompt.target, prompt.headers, prompt.body, fresh=True
                 ) as response,

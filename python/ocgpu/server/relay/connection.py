@@ -29,6 +29,7 @@ _STATUS: Final = range(200, 600)
 _FINAL: Final = 200
 _SWITCHING: Final = 101
 _BODYLESS: Final = frozenset((204, 304))
+_VERSIONS: Final = frozenset(("1.1", "1.0"))
 _HEAD_MAX_BYTES: Final = 2**20
 # Granian's header map ends the process beyond some 24,000 entries.
 _HEADERS_MAX: Final = 1000
@@ -305,16 +306,15 @@ class Connection(asyncio.Protocol):
         if len(self.headers) > _HEADERS_MAX or (large and not legal(self.headers)):
             self.fail(UpstreamError(f"illegal header from {self._url}"))
             return
-        framed = False
-        for name, value in self.headers:
-            if len(name) == 17 and name.lower() == b"transfer-encoding":
-                framed = True
-                if value.strip().lower() != b"chunked":
-                    # The coding's name is for one hop only: the client could not undo it.
-                    self.fail(UpstreamError(f"unasked transfer coding from {self._url}"))
-                    return
-            elif len(name) == 14 and name.lower() == b"content-length":
-                framed = True
+        version = self._parser.get_http_version()
+        if version not in _VERSIONS:
+            self.fail(UpstreamError(f"no HTTP/1.1 from {self._url}: HTTP/{version}"))
+            return
+        framed, coding = _framing(self.headers)
+        if coding not in (b"", b"chunked") or (coding and version == "1.0"):
+            # A coding's name is for one hop only: the client could not undo it.
+            self.fail(UpstreamError(f"unasked transfer coding from {self._url}"))
+            return
         self.status = status
         if self._bodyless:
             self.complete = True
@@ -338,3 +338,17 @@ class Connection(asyncio.Protocol):
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+
+def _framing(headers: "Headers") -> tuple[bool, bytes]:
+    """Say whether the end of the body is announced, and in which transfer coding it comes."""
+    framed = False
+    coding = b""
+    for name, value in headers:
+        if len(name) == 17 and name.lower() == b"transfer-encoding":
+            # A second one is a list of codings, which none of ours is.
+            coding = coding + b"," + value if coding else value.strip().lower()
+            framed = True
+        elif len(name) == 14 and name.lower() == b"content-length":
+            framed = True
+    return framed, coding

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 __all__ = [
     "BINARY",
     "CLOSE",
+    "MESSAGE_MAX",
     "PING",
     "PONG",
     "TEXT",
@@ -38,6 +39,9 @@ _REASON_MAX: Final = _CONTROL_MAX - 2
 _CHUNK: Final = 4096
 _PROTOCOL_ERROR: Final = 1002
 _NOT_UTF8: Final = 1007
+_TOO_BIG: Final = 1009
+# A message is in memory while it is put together: a batch of large images in one has less.
+MESSAGE_MAX: Final = 256 * 2**20
 
 
 class FrameError(Exception):
@@ -93,16 +97,22 @@ def close_payload(code: int | None, reason: str = "") -> bytes:
 class Decoder:
     """Reads a server's frames.
 
-    A message is given whole, because the listener's side takes no parts; what came of one that is
-    not yet whole is kept without a limit: previews have no agreed size.
+    A message is given whole, because the listener's side takes no parts. What came of one that is
+    not yet whole is kept, up to a size that no preview has.
     """
 
-    __slots__ = ("_buffer", "_kind", "_parts")
+    __slots__ = ("_buffer", "_kept", "_kind", "_parts")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._kind = _CONTINUATION
         self._parts: list[bytes] = []
+        self._kept = 0
+
+    def clear(self) -> None:
+        """Forget what came of a message that will never be whole."""
+        self._buffer.clear()
+        self._parts.clear()
 
     def feed(self, data: bytes) -> list[Message]:
         """Take bytes, give the messages that they complete.
@@ -116,6 +126,8 @@ class Decoder:
         start = 0
         while True:
             head = _head(buffer, start)
+            if head is not None and head[2] + self._kept > MESSAGE_MAX:
+                raise FrameError(_TOO_BIG, f"a message of more than {MESSAGE_MAX >> 20} MiB")
             if head is None or len(buffer) < head[1] + head[2]:
                 break
             first, offset, size = head
@@ -136,12 +148,14 @@ class Decoder:
         if not first & _FINAL:
             self._kind = self._kind or kind
             self._parts.append(payload)
+            self._kept += len(payload)
             return None
         if self._kind:
             kind, self._kind = self._kind, _CONTINUATION
             self._parts.append(payload)
             payload = b"".join(self._parts)
             self._parts.clear()
+            self._kept = 0
         if kind == BINARY:
             return Message(kind, payload)
         try:
@@ -167,7 +181,10 @@ def _head(buffer: bytearray, start: int) -> tuple[int, int, int] | None:
     if have < 2 + width:
         return None
     offset = start + 2 + width
-    return first, offset, int.from_bytes(buffer[start + 2 : offset], "big")
+    length = int.from_bytes(buffer[start + 2 : offset], "big")
+    if length >> 63:
+        raise FrameError(_PROTOCOL_ERROR, "a length that no frame may have")
+    return first, offset, length
 
 
 def _masked(payload: bytes, key: bytes) -> bytes:

@@ -41,6 +41,10 @@ _KEPT: Final = frozenset((b"host", b"content-length", b"content-type", b"authori
 def request_headers(headers: Headers) -> Headers:
     """Give the request headers that go on to the upstream."""
     kept = [h for h in headers if h[0] not in _REQUEST_DROP]
+    if [h[0] for h in kept].count(b"content-length") > 1:
+        # Equal ones, or our listener had refused them; once is what can be meant in one way only.
+        first = next(h for h in kept if h[0] == b"content-length")
+        kept = [first, *(h for h in kept if h[0] != b"content-length")]
     if len(kept) == len(headers):
         return kept
     named = _named(headers)

@@ -109,9 +109,10 @@ class DisconnectWatch:
 async def hang_up(send: Send) -> None:
     """End the connection of a client that is gone and has had no answer.
 
-    What lies behind its request would be served next, though nobody waits for it.
+    What lies behind its request would be served next, though nobody waits for it. The one client
+    that sees the answer is still there: its body makes no sense, which Granian tells as a leaving.
     """
-    await send_whole(send, 503, [(b"connection", b"close")], b"")
+    await send_whole(send, 400, [(b"connection", b"close")], b"")
 
 
 async def _awaited(awaitable: Awaitable[Message] | Coroutine[Any, Any, Message]) -> Message:

@@ -267,6 +267,8 @@ class UpstreamSocket(asyncio.Protocol):
         self._transport = None
         if not self._lost.done():
             self._lost.set_result(None)
+        # What came of a message that will never be whole; the cycles here would keep it.
+        self._decoder.clear()
         self.writable = True
         self._on_room()
         self._end()
@@ -363,6 +365,8 @@ class _Handshake:
 
     def on_headers_complete(self) -> None:
         self._head_whole = True
+        if self._parser.get_status_code() < 100:
+            self._fail("the upstream's answer to the handshake has an illegal status")
 
     def on_body(self, body: bytes) -> None:
         if len(self.body) <= _REFUSAL_MAX:
