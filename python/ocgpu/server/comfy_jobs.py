@@ -14,13 +14,15 @@ from ocgpu.server.engines.comfy_documents import JobResult, Queue
 from ocgpu.server.engines.comfyui import ComfyUI
 from ocgpu.server.engines.following import follow, wait_for_queue, wait_until_gone
 from ocgpu.server.metrics import Metrics
-from ocgpu.server.relay.upstream import UpstreamError
+from ocgpu.server.relay.upstream import UpstreamConnectError, UpstreamError
 
 __all__ = ["ComfyJobs"]
 
 logger: Final = logging.getLogger("ocgpu.server")
 
 # Ids in one line of the log.
+# One that is busy answers later; one that is gone refuses at once.
+_REACH_SECONDS: Final = 1.0
 _NAMED: Final = 10
 
 
@@ -47,6 +49,22 @@ class ComfyJobs:
         self._action = action
         # Jobs that were still there when their time was over: nobody waits for them twice.
         self._given_up: set[str] = set()
+
+    async def reach(self) -> None:
+        """See that ComfyUI is there, before models are unloaded for it.
+
+        Raises:
+            UpstreamConnectError: It is not.
+        """
+        if self._comfyui is None:
+            return
+        try:
+            await self._comfyui.queue(timeout=_REACH_SECONDS)
+        except UpstreamConnectError:
+            raise
+        except UpstreamError:
+            # Busy is not gone.
+            return
 
     async def wait_for_others(self) -> None:
         """Wait for jobs that others queued before ours; those that come meanwhile, ours joins."""

@@ -72,7 +72,7 @@ class Evictions:
         """
         grant = await self._admission.acquire(Kind.EVICTION, timeout=self._unload_timeout)
         with grant:
-            models = await self._card.unload_models()
+            models, _ = await self._card.unload_models()
             freed = await self._card.free_images()
             self._residency.give_up()
         return {"unloaded": models, "comfyui_freed": freed}
@@ -102,9 +102,10 @@ class Evictions:
         with grant:
             # After an image it was given up already.
             if self._residency.mode is not None:
-                models = await self._card.unload_models()
+                models, empty = await self._card.unload_models()
                 self._residency.give_up()
-                logger.info("card: made way for another process", extra={"models": models})
+                fields = {"models": models, "empty": empty}
+                logger.info("card: made way for another process", extra=fields)
         if self._warm_model and self._ollama is not None:
             await self._warm_again(self._ollama)
 

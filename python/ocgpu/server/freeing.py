@@ -1,15 +1,27 @@
 """The card made free: Ollama's models out, ComfyUI's memory back, both seen and not believed."""
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from ocgpu.server.engines.comfyui import ComfyUI
 from ocgpu.server.engines.ollama import Ollama
 from ocgpu.server.metrics import Metrics
 from ocgpu.server.settle import Settler
 
-__all__ = ["Freeing"]
+__all__ = ["Cleared", "Freeing"]
 
 _LOOKS: Final = 2
+
+
+class Cleared(NamedTuple):
+    """What came of taking Ollama's models off the card.
+
+    Attributes:
+        models: Names of those that were told to go.
+        empty: Whether none was listed in the end.
+    """
+
+    models: list[str]
+    empty: bool
 
 
 class Freeing:
@@ -38,10 +50,10 @@ class Freeing:
         self._unload_timeout = unload_timeout
         self._settler = Settler(settle_timeout, metrics)
 
-    async def unload_models(self) -> list[str]:
-        """Take Ollama's models off the card; give their names."""
+    async def unload_models(self) -> Cleared:
+        """Take Ollama's models off the card."""
         if self._ollama is None:
-            return []
+            return Cleared([], empty=True)
         models: list[str] = []
         seconds = 0.0
         settling = await self._settler.begin(self._ollama.name, self._ollama.url)
@@ -58,7 +70,7 @@ class Freeing:
             settling.close()
         self._metrics.unload.observe(seconds)
         self._metrics.unload_timeouts += done.timed_out
-        return models
+        return Cleared(models, done.empty)
 
     async def free_images(self) -> bool | None:
         """Have ComfyUI free its memory; whether it took that, None without a ComfyUI."""

@@ -109,6 +109,7 @@ class ImageJobs:
         self._residency = residency
         self._tasks: set[asyncio.Task[None]] = set()
         self._closed = False
+        self._warming = False
         admission.on_abandoned = self._abandoned
 
     async def post(self, grant: Grant, prompt: Prompt) -> Reply:
@@ -131,6 +132,8 @@ class ImageJobs:
             return await asyncio.shield(answer)
         except asyncio.CancelledError:
             if not job.sent:
+                logger.info("image job: its client left before it was sent")
+                answer.cancel()
                 task.cancel()
             raise
 
@@ -171,8 +174,14 @@ class ImageJobs:
         Raises:
             RefusedError: Somebody outside has the card and did not give it up in time.
         """
-        models = await self.card.unload_models()
-        logger.info("image job: unloaded", extra={"models": models})
+        models, empty = await self.card.unload_models()
+        phase = "llm side unloaded" if empty else "goes on, models may be loaded still"
+        logger.log(
+            logging.INFO if empty else logging.WARNING,
+            "image job: %s",
+            phase,
+            extra={"models": models},
+        )
         if not self._residency.try_take():
             with grant.paused():
                 await self._residency.take()
@@ -247,12 +256,21 @@ class ImageJobs:
             return
         try:
             freed = await self.card.free_images()
-            logger.info("image job: %s", "freed" if freed else "not freed", extra=fields)
+            told = "told ComfyUI to free its memory" if freed else "ComfyUI was not told to free"
+            logger.log(
+                logging.INFO if freed else logging.WARNING, "image job: %s", told, extra=fields
+            )
         finally:
             self._let_go(grant)
-        if self._settings.warm_model and self._ollama is not None:
-            model = self._settings.warm_model
-            self._spawn(warm_up(self._admission, self._ollama, model))
+        if self._settings.warm_model and self._ollama is not None and not self._warming:
+            self._spawn(self._warm(self._ollama))
+
+    async def _warm(self, ollama: Ollama) -> None:
+        self._warming = True
+        try:
+            await warm_up(self._admission, ollama, self._settings.warm_model)
+        finally:
+            self._warming = False
 
 
 class _Job:
@@ -283,9 +301,10 @@ class _Job:
         """Take the job through its phases."""
         if not self.grant.continued:
             try:
+                await self._jobs.queue.reach()
                 await self._jobs.take_card(self.grant)
-            except RefusedError as refusal:
-                self.fail(refusal)
+            except (RefusedError, UpstreamConnectError) as error:
+                self.fail(error)
                 return
         await self._jobs.queue.wait_for_others()
         self.sent = True

@@ -21,6 +21,7 @@ from granian.http import HTTP1Settings
 from granian.server.embed import Server
 
 from ocgpu.server.drain import Requests, refuse
+from ocgpu.server.endings import Endings
 from ocgpu.server.engines.engine import Engine
 from ocgpu.server.guard import is_foreign_page, malformed, turn_away
 from ocgpu.server.locked import LockedRoute
@@ -111,6 +112,7 @@ class EngineListener:
         outgoing: Makes a request's headers.
         websockets: Relays websockets to it.
         locked: Serves what needs the card.
+        endings: Told how requests end.
         control: The control plane.
         own: GET paths that the control plane answers on this listener.
         requests: Keeps account of what is in flight.
@@ -125,6 +127,7 @@ class EngineListener:
         outgoing: OutgoingHeaders,
         websockets: WebsocketRelay,
         locked: LockedRoute,
+        endings: Endings,
         control: App,
         own: frozenset[str],
         requests: Requests,
@@ -136,6 +139,7 @@ class EngineListener:
         self._outgoing = outgoing
         self._websockets = websockets
         self._locked = locked
+        self._endings = endings
         self._control = control
         self._own = own
         self._requests = requests
@@ -179,7 +183,8 @@ class EngineListener:
                 await self._locked(scope, receive, send, self._outgoing(scope), kind)
             else:
                 outgoing = Outgoing(self._outgoing(scope))
-                await relay_http(scope, receive, send, self._upstream, outgoing)
+                ending = await relay_http(scope, receive, send, self._upstream, outgoing)
+                self._endings.note(scope, ending)
 
 
 class ControlListener:

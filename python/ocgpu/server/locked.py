@@ -15,6 +15,7 @@ from typing import Final
 
 from ocgpu.server.admission import Admission
 from ocgpu.server.arbiter import Kind
+from ocgpu.server.endings import Endings
 from ocgpu.server.engines.engine import Engine
 from ocgpu.server.image_job import ImageJobs, Prompt
 from ocgpu.server.refusal import RefusedError
@@ -52,6 +53,7 @@ class LockedRoute:
         waits: Longest wait in seconds by kind, from the request's arrival on; 0 is no limit.
         stall_timeout: Seconds that a client may send no byte of its body, and take none of the
             answer while it holds the lock; 0 is no limit.
+        endings: Told how requests end.
         wait_keepalive: Seconds between two signs of life to a stream that waits; 0 is none.
     """
 
@@ -64,6 +66,7 @@ class LockedRoute:
         *,
         waits: dict[Kind, float],
         stall_timeout: float,
+        endings: Endings,
         wait_keepalive: float = 0.0,
     ) -> None:
         self._admission = admission
@@ -72,6 +75,7 @@ class LockedRoute:
         self._jobs = jobs
         self._waits = waits
         self._stall_timeout = stall_timeout
+        self._endings = endings
         self._wait_keepalive = wait_keepalive
 
     async def __call__(
@@ -84,7 +88,8 @@ class LockedRoute:
             body = await read_body(scope["headers"], receive, reservation, self._stall_timeout)
             if not self._engine.needs_lock(kind, scope["path"], body):
                 outgoing = Outgoing(headers, body)
-                await relay_http(scope, receive, send, self._upstream, outgoing)
+                ending = await relay_http(scope, receive, send, self._upstream, outgoing)
+                self._endings.note(scope, ending)
             elif kind is Kind.IMAGE and self._jobs is not None:
                 prompt = Prompt(target_of(scope), headers, body)
                 await self._image(self._jobs, prompt, scope, receive, send, arrived)
@@ -148,6 +153,7 @@ class LockedRoute:
     async def _relay(self, scope: Scope, receive: Receive, send: Send, outgoing: Outgoing) -> None:
         """Relay a request that holds the lock, until the card is really free of it."""
         ending = await relay_http(scope, receive, send, self._upstream, outgoing)
+        self._endings.note(scope, ending)
         if ending is Ending.CLIENT_GONE:
             await self._engine.quiet()
 

@@ -4,6 +4,7 @@ Litestar's Prometheus plug-in costs a third of the request rate and labels by ra
 no bound; a dozen series need neither. Format: prometheus.io/docs/instrumenting/exposition_formats.
 """
 
+import itertools
 from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from typing import Final
@@ -28,6 +29,8 @@ REFUSALS: Final = (
     "lease",
 )
 _REQUESTS: Final = (Kind.LLM, Kind.IMAGE)
+ENGINES: Final = ("ollama", "comfyui")
+FAILURES: Final = ("refused", "broken")
 JOB_RESULTS: Final = ("done", "error", "interrupted", "lost", "timeout")
 
 Sample = tuple[str, Mapping[str, str], float]
@@ -69,6 +72,8 @@ class Metrics:
         self.unload = Histogram(_UNLOAD_BOUNDS)
         self.unload_timeouts = 0
         self.settle = Histogram(_SETTLE_BOUNDS)
+        # Ends of requests that the engine gave no answer to, or half of one.
+        self.engine_failures = dict.fromkeys(itertools.product(ENGINES, FAILURES), 0)
         self.image_jobs = dict.fromkeys(JOB_RESULTS, 0)
 
     def observe_wait(self, kind: Kind, seconds: float) -> None:
@@ -101,6 +106,10 @@ class Metrics:
             ("", {"kind": kind.value, "reason": reason}, float(n))
             for (kind, reason), n in self.refused.items()
         ]
+        failures = [
+            ("", {"engine": engine, "ending": ending}, float(n))
+            for (engine, ending), n in self.engine_failures.items()
+        ]
         left = [("", {"kind": kind.value}, float(n)) for kind, n in self.left.items()]
         inflight: list[Sample] = [("", {}, counts.llm_inflight)]
         timeouts: list[Sample] = [("", {}, self.unload_timeouts)]
@@ -112,6 +121,12 @@ class Metrics:
                 family("gpulock_image_jobs_total", "counter", "image jobs that ended", jobs),
                 family("gpulock_lock_wait_seconds", "histogram", "wait for the lock", waits),
                 family("gpulock_refused_total", "counter", "requests refused the lock", refused),
+                family(
+                    "gpulock_engine_failures_total",
+                    "counter",
+                    "requests that got a 502 or half an answer",
+                    failures,
+                ),
                 family("gpulock_left_total", "counter", "clients that left waiting for it", left),
                 family(
                     "gpulock_unload_seconds",

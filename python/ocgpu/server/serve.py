@@ -18,6 +18,7 @@ from ocgpu.server.app import make_app
 from ocgpu.server.arbiter import Arbiter, Kind
 from ocgpu.server.descriptors import raise_limit
 from ocgpu.server.drain import Requests
+from ocgpu.server.endings import Endings
 from ocgpu.server.engines.comfyui import ComfyUI
 from ocgpu.server.engines.engine import Engine
 from ocgpu.server.engines.ollama import Ollama
@@ -335,6 +336,7 @@ class _Server:
     ) -> EngineListener:
         settings = self._settings
         websockets = WebsocketRelay(upstream.address, settings.connect_timeout)
+        endings = Endings(engine.name, self._metrics)
         locked = LockedRoute(
             self._admission,
             engine,
@@ -342,6 +344,7 @@ class _Server:
             self._jobs,
             waits={Kind.LLM: settings.llm_wait_timeout, Kind.IMAGE: settings.image_wait_timeout},
             stall_timeout=settings.stall_timeout,
+            endings=endings,
             wait_keepalive=settings.wait_keepalive,
         )
         upstream.on_unreachable = lambda: self._probes.doubt(engine.name)
@@ -351,6 +354,7 @@ class _Server:
             OutgoingHeaders(engine, TrustedProxies(settings.trusted_proxies)),
             websockets,
             locked,
+            endings,
             self._app,
             own,
             self._requests,

@@ -19,18 +19,18 @@ __all__ = ["warm_up"]
 logger: Final = logging.getLogger("ocgpu.server")
 
 _LOOK_SECONDS: Final = 0.05
+_IDLE_SECONDS: Final = 0.2
 
 
 async def warm_up(admission: Admission, ollama: Ollama, model: str) -> None:
-    """Load a model and have it kept; gives way to the first image that waits.
+    """Load a model and have it kept, as soon as nobody wants the card; gives way to an image.
 
     Args:
         admission: The lock.
         ollama: Where the model is loaded.
         model: Its name.
     """
-    counts = admission.counts
-    if counts.state is not State.IDLE or admission.closed:
+    if not await _idle(admission):
         return
     fields = {"model": model}
     with await admission.acquire(Kind.LLM):
@@ -50,3 +50,14 @@ async def warm_up(admission: Admission, ollama: Ollama, model: str) -> None:
         finally:
             load.cancel()
             await asyncio.gather(load, return_exceptions=True)
+
+
+async def _idle(admission: Admission) -> bool:
+    """Wait until nobody wants the card; False when an image does, which is followed by another."""
+    while True:
+        counts = admission.counts
+        if admission.closed or counts.image_pending or counts.state is State.IMAGE:
+            return False
+        if counts.state is State.IDLE and not counts.waiting_llm and not counts.evicting:
+            return True
+        await asyncio.sleep(_IDLE_SECONDS)

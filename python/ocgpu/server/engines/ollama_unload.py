@@ -30,7 +30,11 @@ _AGAIN_SECONDS: Final = 2.0
 
 
 class NoModelListError(UpstreamError):
-    """What answers has no `/api/ps`: it is no Ollama, or one of 2023."""
+    """What answers has no `/api/ps`, or none for us, and will not have one by waiting."""
+
+
+# No such path: no Ollama, or one of 2023. The others: a login that the URL lacks.
+_NO_LIST: Final = frozenset((401, 403, 404))
 
 
 class Unloaded(NamedTuple):
@@ -57,8 +61,8 @@ async def loaded(control: Control, *, timeout: float) -> list[str]:
         UpstreamError: Ollama does not say.
     """
     reply = await control.get("/api/ps", timeout=timeout)
-    if reply.status == 404:
-        raise NoModelListError(f"no `/api/ps` at {control.upstream.url}")
+    if reply.status in _NO_LIST:
+        raise NoModelListError(f"no `/api/ps` at {control.upstream.url}: {reply.status}")
     document = reply.document()
     if document is None:
         raise UpstreamError(f"no model list from {control.upstream.url}: {reply.status}")

@@ -51,6 +51,7 @@ class Connection(asyncio.Protocol):
         error: Why no more will come of the answer; None while it may.
         answered: Whether a byte of the answer came.
         reused: Whether an exchange went before this one.
+        fresh: Whether it was opened for one request, though others stood idle.
         sink: Called when something arrived or ended; for a reader that is no coroutine.
     """
 
@@ -65,6 +66,7 @@ class Connection(asyncio.Protocol):
         self._write_paused = False
         self._used = False
         self.reused = False
+        self.fresh = False
         self._reset()
 
     def _reset(self) -> None:

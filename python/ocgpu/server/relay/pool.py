@@ -14,7 +14,9 @@ __all__ = ["Pool"]
 
 # Shorter than any upstream's own limit that we know (75 s in aiohttp, none in Go).
 _IDLE_SECONDS: Final = 30.0
-_IDLE_MAX: Final = 256
+_IDLE_MAX: Final = 128
+# Connections that were opened for one request each: a few for others, or a day of chats piles up.
+_KEPT_FRESH: Final = 8
 # A name whose address changes (a container that was made anew) is followed after this.
 _NAME_SECONDS: Final = 10.0
 # An upstream that vanished without a word is noticed after 15 + 3 * 5 seconds.
@@ -69,11 +71,14 @@ class Pool:
         if not fresh and self._idle:
             connection, _ = self._idle.popitem()
             return connection
-        return await self._connect()
+        connection = await self._connect()
+        connection.fresh = fresh
+        return connection
 
     def put(self, connection: Connection) -> None:
         """Take a connection back whose exchange has ended and left it usable."""
-        if self._closed or len(self._idle) >= _IDLE_MAX:
+        limit = _KEPT_FRESH if connection.fresh else _IDLE_MAX
+        if self._closed or len(self._idle) >= limit:
             connection.abort()
             return
         self._idle[connection] = self._loop.time()
