@@ -93,60 +93,53 @@ class Metrics:
 
     def render(self, counts: Counts) -> str:
         """Write all series of the lock as exposition text."""
-        waits = [
-            s for kind in _REQUESTS for s in self.lock_wait[kind].samples({"kind": kind.value})
-        ]
-        jobs = [("", {"result": name}, float(n)) for name, n in self.image_jobs.items()]
+        return self._lock_series(counts) + self._request_series() + self._engine_series()
+
+    def _lock_series(self, counts: Counts) -> str:
         states = [("", {"state": s.value}, float(s is counts.state)) for s in State]
         waiting = [
             ("", {"kind": Kind.LLM.value}, float(counts.waiting_llm)),
             ("", {"kind": Kind.IMAGE.value}, float(counts.waiting_image)),
         ]
+        inflight: list[Sample] = [("", {}, counts.llm_inflight)]
+        return (
+            family("gpulock_state", "gauge", "1 for the state of the lock", states)
+            + family("gpulock_llm_inflight", "gauge", "LLM requests that hold it", inflight)
+            + family("gpulock_waiting", "gauge", "requests that wait for it", waiting)
+        )
+
+    def _request_series(self) -> str:
+        waits = [
+            s for kind in _REQUESTS for s in self.lock_wait[kind].samples({"kind": kind.value})
+        ]
         refused = [
             ("", {"kind": kind.value, "reason": reason}, float(n))
             for (kind, reason), n in self.refused.items()
         ]
+        left = [("", {"kind": kind.value}, float(n)) for kind, n in self.left.items()]
         failures = [
             ("", {"engine": engine, "ending": ending}, float(n))
             for (engine, ending), n in self.engine_failures.items()
         ]
-        left = [("", {"kind": kind.value}, float(n)) for kind, n in self.left.items()]
-        inflight: list[Sample] = [("", {}, counts.llm_inflight)]
+        failed = "requests that got a 502 or half an answer"
+        return (
+            family("gpulock_lock_wait_seconds", "histogram", "wait for the lock", waits)
+            + family("gpulock_refused_total", "counter", "requests refused the lock", refused)
+            + family("gpulock_left_total", "counter", "clients that left waiting for it", left)
+            + family("gpulock_engine_failures_total", "counter", failed, failures)
+        )
+
+    def _engine_series(self) -> str:
+        jobs = [("", {"result": name}, float(n)) for name, n in self.image_jobs.items()]
         timeouts: list[Sample] = [("", {}, self.unload_timeouts)]
-        return "".join(
-            (
-                family("gpulock_state", "gauge", "1 for the state of the lock", states),
-                family("gpulock_llm_inflight", "gauge", "LLM requests that hold it", inflight),
-                family("gpulock_waiting", "gauge", "requests that wait for it", waiting),
-                family("gpulock_image_jobs_total", "counter", "image jobs that ended", jobs),
-                family("gpulock_lock_wait_seconds", "histogram", "wait for the lock", waits),
-                family("gpulock_refused_total", "counter", "requests refused the lock", refused),
-                family(
-                    "gpulock_engine_failures_total",
-                    "counter",
-                    "requests that got a 502 or half an answer",
-                    failures,
-                ),
-                family("gpulock_left_total", "counter", "clients that left waiting for it", left),
-                family(
-                    "gpulock_unload_seconds",
-                    "histogram",
-                    "time to unload all LLM models",
-                    self.unload.samples({}),
-                ),
-                family(
-                    "gpulock_unload_timeouts_total",
-                    "counter",
-                    "image jobs that began with an LLM model still loaded",
-                    timeouts,
-                ),
-                family(
-                    "gpulock_settle_seconds",
-                    "histogram",
-                    "time until the memory of an engine was seen to be free",
-                    self.settle.samples({}),
-                ),
-            )
+        unload, settle = self.unload.samples({}), self.settle.samples({})
+        late = "image jobs that began with an LLM model still loaded"
+        settled = "time until the memory of an engine was seen to be free"
+        return (
+            family("gpulock_image_jobs_total", "counter", "image jobs that ended", jobs)
+            + family("gpulock_unload_seconds", "histogram", "time to unload all LLM models", unload)
+            + family("gpulock_unload_timeouts_total", "counter", late, timeouts)
+            + family("gpulock_settle_seconds", "histogram", settled, settle)
         )
 
 

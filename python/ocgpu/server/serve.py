@@ -191,21 +191,7 @@ class _Server:
             Ollama(Control(self._ollama_up), settings.ollama_hosts) if self._ollama_up else None
         )
         self._comfyui = ComfyUI(Control(self._comfy_up)) if self._comfy_up else None
-        self._jobs = ImageJobs(
-            self._admission,
-            self._metrics,
-            self._ollama,
-            self._comfyui,
-            self._comfy_up,
-            ImageSettings(
-                settings.unload_timeout,
-                settings.job_timeout,
-                settings.job_timeout_action,
-                settings.warm_model,
-                settings.settle_timeout,
-            ),
-            self._residency,
-        )
+        self._jobs = self._image_jobs()
         self._evictions = Evictions(
             self._admission,
             self._residency,
@@ -215,26 +201,10 @@ class _Server:
             unload_timeout=settings.unload_timeout,
         )
         self._probes = Probes(self._engines())
-        engines = [one for one in self._engines() if one[0].name in self._local]
-        where = {engine.name: upstream.url for engine, upstream in engines}
-        self._processes = GpuProcesses(
-            where, registry.gpu_key if self._local else None, registry.pids
-        )
-        registry.memory_of = self._processes.memory_of
+        self._processes = self._gpu_processes()
         self._closers += [self._jobs.close, self._evictions.close, self._probes.close]
         self._closers += [self._processes.close, self._residency.close]
-        self._app: Any = make_app(
-            Knowledge(
-                admission=self._admission,
-                metrics=self._metrics,
-                registry=self._registry,
-                residency=self._residency,
-                probes=self._probes,
-                processes=self._processes,
-                started=time.monotonic(),
-                unload=self._evictions.by_hand,
-            )
-        )
+        self._app: Any = make_app(self._knowledge())
 
     async def serve(
         self, sockets: Sockets, ready: Callable[[Bound], None] | None, stop: asyncio.Event
@@ -295,6 +265,46 @@ class _Server:
         _, stuck = await asyncio.wait(runs, timeout=_STOP_SECONDS)
         logger.info("drained", extra={"cut": cut})
         return bool(stuck)
+
+    def _image_jobs(self) -> ImageJobs:
+        settings = self._settings
+        return ImageJobs(
+            self._admission,
+            self._metrics,
+            self._ollama,
+            self._comfyui,
+            self._comfy_up,
+            ImageSettings(
+                settings.unload_timeout,
+                settings.job_timeout,
+                settings.job_timeout_action,
+                settings.warm_model,
+                settings.settle_timeout,
+            ),
+            self._residency,
+        )
+
+    def _gpu_processes(self) -> GpuProcesses:
+        """Make the part that looks at the memory of engines here, of peers and of strangers."""
+        here = [one for one in self._engines() if one[0].name in self._local]
+        where = {engine.name: upstream.url for engine, upstream in here}
+        registry = self._registry
+        key = registry.gpu_key if self._local else None
+        processes = GpuProcesses(where, key, registry.pids)
+        registry.memory_of = processes.memory_of
+        return processes
+
+    def _knowledge(self) -> Knowledge:
+        return Knowledge(
+            admission=self._admission,
+            metrics=self._metrics,
+            registry=self._registry,
+            residency=self._residency,
+            probes=self._probes,
+            processes=self._processes,
+            started=time.monotonic(),
+            unload=self._evictions.by_hand,
+        )
 
     def _lease(self) -> Residency:
         """Make the part that holds the machine's lease, or that says why none is held."""

@@ -83,9 +83,7 @@ async def relay_http(
         watch: The caller's own watch over this task, armed; it is stopped here.
     """
     method = scope["method"]
-    coding = header(scope["headers"], b"transfer-encoding")
-    if coding is not None and coding.strip().lower() != b"chunked":
-        # Our listener undoes the chunked framing only, and the coding's name does not travel.
+    if _is_coded(scope):
         message = "only the chunked transfer coding works"
         await send_error(send, 501, "transfer_coding", message)
         return Ending.REFUSED
@@ -96,8 +94,10 @@ async def relay_http(
     connection: Connection | None = None
     try:
         data = await _request_body(scope, receive, outgoing, watch)
+        # What is streamed cannot be sent again either.
+        repeatable = method in _REPEATABLE and (data is None or isinstance(data, bytes))
         connection = await upstream.open(
-            method, target_of(scope), outgoing.headers, data, fresh=method not in _REPEATABLE
+            method, target_of(scope), outgoing.headers, data, fresh=not repeatable
         )
         await _send_response(method, send, connection, outgoing.stall_timeout)
     except BrokenResponseError:
@@ -116,6 +116,12 @@ async def relay_http(
         if connection is not None:
             upstream.release(connection)
     return Ending.DONE
+
+
+def _is_coded(scope: Scope) -> bool:
+    """Whether the body comes in a coding that our listener does not undo: its name is lost."""
+    coding = header(scope["headers"], b"transfer-encoding")
+    return coding is not None and coding.strip().lower() != b"chunked"
 
 
 async def _left(send: Send, connection: Connection | None) -> Ending:
