@@ -189,3 +189,16 @@ async def test_the_control_plane_refuses_unknown_hosts() -> None:
         request = post("/gpulock/release").replace(b"localhost", b"evil.example")
         assert status_of(await exchange(bound.admin_url, request)) == 403
         assert status_of(await exchange(bound.admin_url, get("/nothing"))) == 404
+
+
+async def test_engines_on_another_host_are_no_peer_and_take_no_lease(gpu_key: str) -> None:
+    # An address of the documentation's network, where nobody is.
+    elsewhere = "http://192.0.2.1:11434"
+    async with proxy(elsewhere, gpu_key=gpu_key, connect_timeout=0.1) as bound:
+        health = json_of(await exchange(bound.ollama_url, get("/healthz")))
+        peers = json_of(await exchange(bound.ollama_url, get("/gpu/peers")))
+
+        off = {"enabled": False, "reason": "the engines are on another host"}
+        assert health["lease"] == health["registry"] == off
+        assert (peers["enabled"], peers["self"]) == (False, None)
+        assert ocgpu.peers(gpu_key).peers == []

@@ -30,22 +30,29 @@ class RegistryView:
 
     def __init__(self, weight: float, gpu_key: str) -> None:
         self._pacer = Pacer(weight=weight, name=_NAME, gpu=gpu_key or None, _gated=False)
+        self._away: str | None = None
         # Gives the GPU memory of processes; None where it is not known.
         self.memory_of: Callable[[Collection[int]], Mapping[int, int | None]] = dict.fromkeys
 
     @property
     def enabled(self) -> bool:
         """Whether we are a peer."""
-        return self._pacer.enabled
+        return self._away is None and self._pacer.enabled
 
     @property
     def reason(self) -> str | None:
         """Why we are not a peer; None when we are."""
-        return self._pacer.reason
+        return self._away or self._pacer.reason
+
+    def leave(self, reason: str) -> None:
+        """Be no peer any more, because nothing of ours is on this GPU."""
+        self._away = reason
+        self._pacer.leave()
 
     def follow(self, state: State) -> None:
         """Be active while the lock is not idle."""
-        self._pacer._mark(state is not State.IDLE)
+        if self.enabled:
+            self._pacer._mark(state is not State.IDLE)
 
     @property
     def gpu_key(self) -> str | None:

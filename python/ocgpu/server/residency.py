@@ -27,7 +27,7 @@ from ocgpu.server.refusal import RefusedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Residency", "is_local", "lease_key"]
+__all__ = ["ELSEWHERE", "Residency", "is_local", "lease_key"]
 
 logger: Final = logging.getLogger("ocgpu.server")
 
@@ -35,6 +35,8 @@ logger: Final = logging.getLogger("ocgpu.server")
 _LOOK_SECONDS: Final = 0.1
 # A stranger that computes does so for minutes.
 _RETRY_AFTER: Final = 30
+
+ELSEWHERE: Final = "the engines are on another host"
 
 Mode = Literal["shared", "exclusive"]
 
@@ -250,7 +252,7 @@ def lease_key(gpu_key: str, *, on: bool, local: bool) -> tuple[str | None, str |
     if not on:
         return None, "switched off by `LEASE`"
     if not local:
-        return None, "the engines are on another host"
+        return None, ELSEWHERE
     try:
         return resolve_key(gpu_key or None), None
     except OcgpuError as error:

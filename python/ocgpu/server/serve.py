@@ -40,7 +40,7 @@ from ocgpu.server.relay.client import HttpUpstream
 from ocgpu.server.relay.control import Control
 from ocgpu.server.relay.upstream import Upstream
 from ocgpu.server.relay.websocket import WebsocketRelay
-from ocgpu.server.residency import Residency, is_local, lease_key
+from ocgpu.server.residency import ELSEWHERE, Residency, is_local, lease_key
 from ocgpu.server.sockets import ListenError, Sockets, open_sockets, url_of
 from ocgpu.server.systemd import InheritError, Notifier, inherited_sockets
 from ocgpu.server.trusted import TrustedProxies
@@ -134,6 +134,8 @@ async def serve(
         return 1
     # Names are looked up: that may take as long as the resolver likes.
     local = await asyncio.to_thread(_local_engines, settings)
+    if not local:
+        registry.leave(ELSEWHERE)
     server = _Server(settings, registry, local)
     try:
         return await server.serve(sockets, ready, stop or asyncio.Event())
