@@ -13,6 +13,7 @@ import pytest
 import ocgpu
 from tests.fakes import Engines
 from tests.processes import Processes
+from tests.recordings import blur_workflow
 from tests.server.client import background, call
 from tests.server.jobs import chat, hold_an_image, open_chat, post_image
 from tests.server.served import Served, start_serve
@@ -250,3 +251,18 @@ def test_a_forced_release_gives_the_machine_s_lease_up_as_well(
     assert lease_mode() == "shared"
     # The old owner frees nothing under the new one.
     assert engines.record.calls("POST /free") == []
+
+
+def test_an_image_job_past_the_proxy_is_reported_while_it_is_there(
+    engines: Engines, served: Served
+) -> None:
+    nodes = engines.comfy.hold_jobs()
+    assert call("POST", f"{engines.comfy.url}/prompt", blur_workflow()).status == 200
+    nodes.wait_reached()
+
+    wait_until(lambda: served.health()["outside"]["image_jobs"] == 1, 15, "it is seen")
+    assert served.metrics()["gpulock_outside_image_jobs"] == 1
+    assert any(line["message"] == "image jobs went in past the proxy" for line in served.lines())
+
+    nodes.open()
+    wait_until(lambda: served.health()["outside"]["image_jobs"] == 0, 15, "it is gone")

@@ -49,7 +49,7 @@ async def test_health_does_not_wait_for_a_silent_upstream() -> None:
         "checked_ago_seconds": None,
         "memory_bytes": None,
     }
-    assert document["outside"] == {"processes": None}
+    assert document["outside"] == {"processes": None, "image_jobs": None}
 
 
 async def test_own_paths_of_one_listener_are_the_upstreams_on_another() -> None:

@@ -79,6 +79,7 @@ class OutsideDocument(TypedDict):
     """What uses the GPU past serve; None where that is not known, as without NVML."""
 
     processes: list[OutsideProcessDocument] | None
+    image_jobs: int | None
 
 
 class HealthDocument(TypedDict):

@@ -14,7 +14,7 @@ from ocgpu.server.documents import (
     EventDocument,
     HealthDocument,
     LeaseDocument,
-    OutsideDocument,
+    OutsideProcessDocument,
     OwnLeaseDocument,
     PeersDocument,
     RegistryDocument,
@@ -23,6 +23,7 @@ from ocgpu.server.documents import (
     UnloadedDocument,
     UpstreamDocument,
 )
+from ocgpu.server.foreign_jobs import ForeignJobs
 from ocgpu.server.gpu_processes import GpuProcesses
 from ocgpu.server.metrics import Metrics, Sample, family
 from ocgpu.server.probes import Probes
@@ -55,6 +56,7 @@ class Knowledge:
     residency: Residency
     probes: Probes
     processes: GpuProcesses
+    foreign_jobs: ForeignJobs
     started: float
     unload: Callable[[], Awaitable[dict[str, Any]]]
 
@@ -83,7 +85,10 @@ def health(known: Knowledge) -> tuple[int, HealthDocument]:
             name: cast("UpstreamDocument", {**document, "memory_bytes": memory.get(name)})
             for name, document in known.probes.documents().items()
         },
-        "outside": cast("OutsideDocument", {"processes": known.processes.outside()}),
+        "outside": {
+            "processes": cast("list[OutsideProcessDocument] | None", known.processes.outside()),
+            "image_jobs": known.foreign_jobs.count,
+        },
         "version": ocgpu.__version__,
         "uptime_seconds": round(time.monotonic() - known.started, 3),
     }
@@ -94,7 +99,7 @@ async def metrics_text(known: Knowledge) -> str:
     """Give the exposition text of `/metrics`."""
     document = known.registry.snapshot()
     parts = [known.metrics.render(known.admission.counts), peer_series(document)]
-    parts.append(known.processes.series())
+    parts += [known.processes.series(), known.foreign_jobs.series()]
     lease = await _lease(document["gpu_key"])
     if lease is not None:
         parts.append(_lease_series(lease))

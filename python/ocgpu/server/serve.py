@@ -23,6 +23,7 @@ from ocgpu.server.engines.comfyui import ComfyUI
 from ocgpu.server.engines.engine import Engine
 from ocgpu.server.engines.ollama import Ollama
 from ocgpu.server.eviction import Evictions
+from ocgpu.server.foreign_jobs import ForeignJobs
 from ocgpu.server.gpu_processes import GpuProcesses
 from ocgpu.server.guard import host_names, make_guard
 from ocgpu.server.handlers import Knowledge
@@ -204,8 +205,9 @@ class _Server:
         )
         self._probes = Probes(self._engines())
         self._processes = self._gpu_processes()
+        self._foreign_jobs = ForeignJobs(self._admission, self._comfyui)
         self._closers += [self._jobs.close, self._evictions.close, self._probes.close]
-        self._closers += [self._processes.close, self._residency.close]
+        self._closers += [self._processes.close, self._foreign_jobs.close, self._residency.close]
         self._app: Any = make_app(self._knowledge())
 
     async def serve(
@@ -216,6 +218,7 @@ class _Server:
         self._processes.start()
         await self._jobs.adopt()
         self._evictions.start()
+        self._foreign_jobs.start()
         apps = self._apps()
         bound = _bound(sockets)
         named = [(name, url_of(listener)) for name, listener in sockets]
@@ -304,6 +307,7 @@ class _Server:
             residency=self._residency,
             probes=self._probes,
             processes=self._processes,
+            foreign_jobs=self._foreign_jobs,
             started=time.monotonic(),
             unload=self._evictions.by_hand,
         )

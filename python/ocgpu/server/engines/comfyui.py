@@ -89,6 +89,19 @@ class ComfyUI:
         version = system.get("comfyui_version") if isinstance(system, dict) else None
         return version if isinstance(version, str) else "unknown"
 
+    async def remaining(self) -> int:
+        """Give how many jobs wait or run: the cheapest question that it answers.
+
+        Raises:
+            UpstreamError: It does not say.
+        """
+        reply = await self._control.get("/prompt", timeout=_PROBE_SECONDS)
+        info = (reply.document() or {}).get("exec_info")
+        number = info.get("queue_remaining") if isinstance(info, dict) else None
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise UnreadableError(f"no number of jobs from {self.url}: {reply.status}")
+        return number
+
     async def queue(self, *, timeout: float | None = None) -> Queue:
         """Give the jobs that wait or run.
 
