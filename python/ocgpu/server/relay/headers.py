@@ -41,10 +41,8 @@ _KEPT: Final = frozenset((b"host", b"content-length", b"content-type", b"authori
 def request_headers(headers: Headers) -> Headers:
     """Give the request headers that go on to the upstream."""
     kept = [h for h in headers if h[0] not in _REQUEST_DROP]
-    if [h[0] for h in kept].count(b"content-length") > 1:
-        # Equal ones, or our listener had refused them; once is what can be meant in one way only.
-        first = next(h for h in kept if h[0] == b"content-length")
-        kept = [first, *(h for h in kept if h[0] != b"content-length")]
+    if [name for name, _ in kept].count(b"content-length") > 1:
+        kept = _said_once(kept)
     if len(kept) == len(headers):
         return kept
     named = _named(headers)
@@ -112,6 +110,15 @@ def forwarded(headers: Headers, scope: Scope, *, trusted: bool = True) -> Header
         out.append((b"x-forwarded-proto", _PROTOCOLS[scope["scheme"]]))
     if b"x-forwarded-host" not in given and (host := header(headers, b"host")) is not None:
         out.append((b"x-forwarded-host", host))
+    return out
+
+
+def _said_once(headers: Headers) -> Headers:
+    """Give the headers with the first length alone: equal ones, or our listener had refused them."""
+    out: Headers = []
+    for h in headers:
+        if h[0] != b"content-length" or header(out, b"content-length") is None:
+            out.append(h)
     return out
 
 
