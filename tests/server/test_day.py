@@ -249,8 +249,8 @@ def test_a_forced_release_gives_the_machine_s_lease_up_as_well(
     wait_until(lambda: served.metrics()['gpulock_image_jobs_total{result="done"}'] == 1)
     assert chat(served).status == 200
     assert lease_mode() == "shared"
-    # The old owner frees nothing under the new one.
-    assert engines.record.calls("POST /free") == []
+    # What the image left is freed all the same: chats have the card now.
+    wait_until(lambda: engines.comfy.usage.resident_bytes == 0, what="ComfyUI's memory")
 
 
 def test_an_image_job_past_the_proxy_is_reported_while_it_is_there(
@@ -266,3 +266,67 @@ def test_an_image_job_past_the_proxy_is_reported_while_it_is_there(
 
     nodes.open()
     wait_until(lambda: served.health()["outside"]["image_jobs"] == 0, 15, "it is gone")
+
+
+def test_a_chat_that_comes_as_the_last_waiter_leaves_waits_in_its_place(
+    processes: Processes, served: Served, tmp_path: Path
+) -> None:
+    job = Outsider(processes, tmp_path, "stranger", 60.0)
+    job.wait_begun()
+    for _ in range(20):
+        with open_chat(served):
+            served.wait_waiting("llm", 1)
+        # It has left; the next one comes in that moment, and leaves before the one after it.
+    waiting = background(lambda: chat(served))
+    served.wait_waiting("llm", 1)
+
+    job.kill()
+
+    assert waiting.result().status == 200
+    assert not [line for line in served.lines() if "shutting down" in line["message"]]
+
+
+def test_an_image_of_before_a_restart_hands_no_card_of_a_stranger_over(
+    processes: Processes, engines: Engines, served: Served, tmp_path: Path
+) -> None:
+    nodes = hold_an_image(engines, served)
+    job = Outsider(processes, tmp_path, "stranger", 60.0)
+    os.kill(served.process.pid, signal.SIGKILL)
+    served.process.wait(timeout=10)
+    job.wait_begun()
+    again = start_serve(processes, engines, tmp_path / "serve-again.log")
+    again.wait_state("image")
+    waiting = background(lambda: post_image(again, color=9))
+    again.wait_waiting("image", 1)
+
+    nodes.open()
+    again.wait_state("idle", image_pending=True)
+    # That of before the restart alone.
+    assert len(engines.record.calls("POST /prompt")) == 1
+    job.kill()
+
+    assert waiting.result().status == 200
+
+
+def test_what_an_image_left_while_serve_was_away_is_freed_at_its_start(
+    processes: Processes, engines: Engines, served: Served, tmp_path: Path
+) -> None:
+    nodes = hold_an_image(engines, served)
+    os.kill(served.process.pid, signal.SIGKILL)
+    served.process.wait(timeout=10)
+    nodes.open()
+    wait_until(lambda: not engines.comfy.jobs.remaining(), what="the job has ended")
+    assert engines.comfy.usage.resident_bytes > 0
+
+    again = start_serve(processes, engines, tmp_path / "serve-again.log")
+
+    assert chat(again).status == 200
+    engines.oracle.assert_exclusive()
+
+
+def test_a_model_loaded_past_the_proxy_is_held_for(engines: Engines, served: Served) -> None:
+    body = {"model": "llama3.2", "prompt": "", "keep_alive": -1}
+    assert call("POST", f"{engines.ollama.url}/api/generate", body).status == 200
+    assert served.health()["lease"]["enabled"]
+
+    wait_until(lambda: lease_mode() == "shared", 15, "the lease of a resident model")

@@ -26,6 +26,8 @@ logger: Final = logging.getLogger("ocgpu.server")
 # How often an idle card is looked at, whose last model may have left by itself.
 _LOOK_SECONDS: Final = 5.0
 _CALL_SECONDS: Final = 4.0
+# How often a warm model that waits looks whether the card is free.
+_AGAIN_SECONDS: Final = 1.0
 
 
 class Evictions:
@@ -110,8 +112,15 @@ class Evictions:
             await self._warm_again(self._ollama)
 
     async def _warm_again(self, ollama: Ollama) -> None:
-        """Load the warm model once nobody outside has the card any more."""
-        await self._residency.share(patient=True)
+        """Load the warm model once nobody outside has the card, unless a request comes before.
+
+        It has no place in the lease's queue: it would go before an image that waits there.
+        """
+        while not self._residency.try_share():
+            await asyncio.sleep(_AGAIN_SECONDS)
+            counts = self._admission.counts
+            if counts.waiting_llm or counts.waiting_image or counts.state is not State.IDLE:
+                return
         await warm_up(self._admission, ollama, self._warm_model)
 
     async def _look_after(self, ollama: Ollama) -> None:
@@ -120,7 +129,11 @@ class Evictions:
             self._residency.try_share()
         while True:
             await asyncio.sleep(_LOOK_SECONDS)
-            if self._residency.mode == "shared" and self._is_idle():
+            if self._residency.mode is None and self._is_idle():
+                # Loaded past the proxy, or back with an engine that was restarted.
+                if await self._resident(ollama, unknown=False):
+                    self._residency.try_share()
+            elif self._residency.mode == "shared" and self._is_idle():
                 before = self._admission.granted
                 resident = await self._resident(ollama, unknown=True)
                 untouched = self._admission.granted == before and self._is_idle()

@@ -5,13 +5,14 @@ ComfyUI, the job goes on whether the client stays or not, because the card is in
 """
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from ocgpu.server.admission import Admission, Grant
-from ocgpu.server.arbiter import Kind
+from ocgpu.server.arbiter import Kind, State
 from ocgpu.server.comfy_jobs import ComfyJobs
 from ocgpu.server.engines.comfy_documents import Queue, read_prompt_id
 from ocgpu.server.engines.comfyui import ComfyUI
@@ -153,6 +154,14 @@ class ImageJobs:
             raise
         if not look.done() or (look.exception() is None and look.result().ids):
             self._spawn(self._adopted(await self._admission.acquire(Kind.IMAGE), look))
+        elif look.exception() is None:
+            await self._free_leftovers(self._comfyui)
+
+    async def _free_leftovers(self, comfyui: ComfyUI) -> None:
+        """Free what a job left whose end nobody saw, because serve was not there."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_GLANCE_SECONDS):
+                await comfyui.free()
 
     async def _adopted(self, grant: Grant, look: "asyncio.Future[Queue]") -> None:
         with grant:
@@ -185,6 +194,9 @@ class ImageJobs:
         if not self._residency.try_take():
             with grant.paused():
                 await self._residency.take()
+        if not grant.held:
+            self._residency.give_up()
+            raise RefusedError("reset", "the lock was released by force; send the image again")
 
     async def close(self) -> None:
         """End all jobs' tasks; the jobs themselves go on in ComfyUI."""
@@ -250,8 +262,13 @@ class ImageJobs:
         """
         fields = {"prompt_id": prompt_id}
         if not grant.held:
+            if self._admission.counts.state is not State.IMAGE:
+                # Else whoever has the card now frees it.
+                await self.card.free_images()
             return
-        if grant.finish():
+        # A card that is somebody else's, as after a restart, is not ours to hand over.
+        ours = not self._residency.enabled or self._residency.mode == "exclusive"
+        if ours and grant.finish():
             logger.info("image job: handed over to the next", extra=fields)
             return
         try:

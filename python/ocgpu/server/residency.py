@@ -78,11 +78,8 @@ class Residency:
         """Whether somebody else waits for the lease that we hold."""
         return self._lease is not None and self._lease.wanted() > 0
 
-    async def share(self, *, patient: bool = False) -> None:
+    async def share(self) -> None:
         """Hold the lease shared. Any number of requests may wait for it at once.
-
-        Args:
-            patient: Wait however long it takes.
 
         Raises:
             RefusedError: Another holder did not give it up in time.
@@ -95,16 +92,17 @@ class Residency:
         waiting = self._sharing
         self._sharers += 1
         try:
-            limit = None if patient else self._wait_timeout or None
-            async with asyncio.timeout(limit):
+            async with asyncio.timeout(self._wait_timeout or None):
                 await asyncio.shield(waiting)
         except TimeoutError:
             raise await self._refusal() from None
         finally:
             self._sharers -= 1
             if not self._sharers and not waiting.done():
-                # Nobody waits any more: a place in the queue would hold up others.
+                # Nobody waits any more: a place in the queue would hold up others. Who comes in
+                # this moment must not wait for what is cancelled.
                 waiting.cancel()
+                self._forget(waiting)
 
     def try_share(self) -> bool:
         """Hold the lease shared if that needs no wait; whether it is, or needs not be."""
@@ -206,8 +204,12 @@ class Residency:
         self._watch = asyncio.ensure_future(self._look_for_waiters(lease))
         logger.info("lease: acquired", extra={"mode": lease.mode, "waited": round(waited, 3)})
 
+    def _forget(self, task: "asyncio.Task[None]") -> None:
+        if self._sharing is task:
+            self._sharing = None
+
     def _shared(self, task: "asyncio.Task[None]") -> None:
-        self._sharing = None
+        self._forget(task)
         if not task.cancelled():
             # Marks it as seen: those who waited for it may all have left.
             task.exception()

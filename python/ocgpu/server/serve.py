@@ -199,7 +199,7 @@ class _Server:
             self._admission,
             self._residency,
             self._jobs.card,
-            self._ollama,
+            self._ollama if Ollama.name in local else None,
             warm_model=settings.warm_model,
             unload_timeout=settings.unload_timeout,
         )

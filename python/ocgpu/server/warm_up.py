@@ -12,6 +12,7 @@ from typing import Final
 from ocgpu.server.admission import Admission
 from ocgpu.server.arbiter import Kind, State
 from ocgpu.server.engines.ollama import Ollama
+from ocgpu.server.refusal import RefusedError
 from ocgpu.server.relay.upstream import UpstreamError
 
 __all__ = ["warm_up"]
@@ -33,7 +34,12 @@ async def warm_up(admission: Admission, ollama: Ollama, model: str) -> None:
     if not await _idle(admission):
         return
     fields = {"model": model}
-    with await admission.acquire(Kind.LLM):
+    try:
+        grant = await admission.acquire(Kind.LLM)
+    except RefusedError as refusal:
+        logger.info("warm model: %s", refusal.message, extra=fields)
+        return
+    with grant:
         load = asyncio.ensure_future(ollama.warm(model))
         try:
             while not load.done():

@@ -114,7 +114,7 @@ def forwarded(headers: Headers, scope: Scope, *, trusted: bool = True) -> Header
 
 
 def _said_once(headers: Headers) -> Headers:
-    """Give the headers with the first length alone: equal ones, or our listener had refused them."""
+    """Give the headers with the first length alone; all are equal, or our listener had refused."""
     out: Headers = []
     for h in headers:
         if h[0] != b"content-length" or header(out, b"content-length") is None:
