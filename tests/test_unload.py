@@ -8,7 +8,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
+from ocgpu import Lease
 from tests.fakes import Engines
+from tests.server.client import background
 from tests.server.conftest import serve  # noqa: F401 - a fixture
 from tests.server.jobs import chat, open_chat
 from tests.server.served import Served
@@ -63,3 +65,16 @@ def test_where_nothing_answers_the_remedy_is_named() -> None:
         f"ocgpu: no serve answers at 127.0.0.1:{port}: connection refused"
     )
     assert "LISTEN_ADMIN" in done.stderr
+
+
+def test_it_waits_for_no_request_that_itself_waits_for_somebody_outside(
+    engines: Engines, served: Served, gpu_key: str
+) -> None:
+    with Lease(gpu_key) as lease:
+        waiting = background(lambda: chat(served))
+        served.wait_waiting("llm", 1)
+
+        assert unload(served.admin).returncode == 0
+
+        lease.release()
+        assert waiting.result().status == 200

@@ -9,7 +9,7 @@ import pytest
 
 import ocgpu
 from ocgpu.server.refusal import RefusedError
-from ocgpu.server.residency import Residency, is_local
+from ocgpu.server.residency import Residency, is_local, lease_key
 from tests.holders import Holder, holder
 
 pytestmark = pytest.mark.usefixtures("gpu_dir")
@@ -184,3 +184,15 @@ async def _waiters(number: int) -> None:
     while len(ocgpu.lease_status().waiters) != number:
         assert time.monotonic() < deadline, ocgpu.lease_status()
         await asyncio.sleep(0.005)
+
+
+def test_a_folder_that_cannot_be_used_is_known_before_the_first_request(
+    gpu_key: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert lease_key(gpu_key, on=True, local=True) == (gpu_key, None)
+    monkeypatch.setenv("OCGPU_DIR", "/proc/nowhere")
+
+    key, reason = lease_key(gpu_key, on=True, local=True)
+
+    assert key is None
+    assert "no folder that can be written to: `/proc/nowhere`" in str(reason)

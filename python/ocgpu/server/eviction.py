@@ -72,12 +72,24 @@ class Evictions:
         Raises:
             RefusedError: What runs did not end within the unload time-out, or we shut down.
         """
+        if self._is_somebody_elses():
+            return await self._empty()
         grant = await self._admission.acquire(Kind.EVICTION, timeout=self._unload_timeout)
         with grant:
-            models, _ = await self._card.unload_models()
-            freed = await self._card.free_images()
+            return await self._empty()
+
+    async def _empty(self) -> dict[str, Any]:
+        models, _ = await self._card.unload_models()
+        freed = await self._card.free_images()
+        if self._is_idle() or self._admission.counts.evicting:
             self._residency.give_up()
         return {"unloaded": models, "comfyui_freed": freed}
+
+    def _is_somebody_elses(self) -> bool:
+        """Whether somebody outside has the card: what we let in waits for it, and runs not."""
+        counts = self._admission.counts
+        waits = counts.waiting_llm or counts.waiting_image
+        return bool(waits) and self._is_idle() and self._residency.mode is None
 
     async def close(self) -> None:
         """End what goes on."""

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
+import os
 import socket
 import time
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -256,9 +257,13 @@ def lease_key(gpu_key: str, *, on: bool, local: bool) -> tuple[str | None, str |
     if not local:
         return None, ELSEWHERE
     try:
-        return resolve_key(gpu_key or None), None
+        key = resolve_key(gpu_key or None)
+        folder = Lease(key).path.parent
     except OcgpuError as error:
         return None, str(error)
+    if not (folder.is_dir() and os.access(folder, os.W_OK)):
+        return None, f"no folder that can be written to: `{folder}`; set `OCGPU_DIR`"
+    return key, None
 
 
 def is_local(host: str, port: int) -> bool:
