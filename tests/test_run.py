@@ -2,6 +2,7 @@
 
 import os
 import pty
+import re
 import select
 import signal
 import subprocess
@@ -111,6 +112,28 @@ def test_a_busy_or_late_lease_is_status_75_and_names_the_holder(timeout: str) ->
 
     assert result.returncode == 75
     assert f'is held by pid {os.getpid()} ("' in result.stderr
+
+
+def test_no_thread_of_a_waiting_run_can_take_the_signal_of_its_command() -> None:
+    # One that ends after the wait would swallow it, and the command be waited for in vain.
+    with Lease():
+        waiting = subprocess.Popen([*RUN, "--", "true"], stderr=subprocess.PIPE, text=True)
+        assert waiting.stderr is not None
+        waiting.stderr.readline()
+        wait_until(lambda: lease_status().waiters, what="a waiter")
+        tasks = list(Path(f"/proc/{waiting.pid}/task").iterdir())
+        blocked = [(task / "status").read_text() for task in tasks]
+    waiting.communicate(timeout=20)
+
+    assert len(blocked) > 1
+    masks = [int(re.search(r"SigBlk:\s*(\w+)", text)[1], 16) for text in blocked]
+    assert all(mask >> (signal.SIGCHLD - 1) & 1 for mask in masks)
+
+
+def test_the_command_finds_no_signal_blocked() -> None:
+    code = "import signal; print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))"
+
+    assert done("--", sys.executable, "-c", code).stdout == "set()\n"
 
 
 def test_who_holds_is_said_once_while_waiting_with_foreign_text_escaped() -> None:

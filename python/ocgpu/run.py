@@ -96,13 +96,25 @@ def run(lease: Lease, argv: list[str], *, timeout: float | None = None) -> int:
         LeaseBusyError: `timeout` is 0 and another process holds the lease.
         LeaseTimeoutError: `timeout` seconds passed.
     """
+    # Before any thread is made: one that does not block it could take the signal of the command's
+    # end, in the moment in which it ends itself after a wait, and nobody would be told.
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+    try:
+        return _run(lease, argv, timeout, mask)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _run(
+    lease: Lease, argv: list[str], timeout: float | None, mask: set[int | signal.Signals]
+) -> int:
     if not lease.try_acquire():
         if timeout == 0.0:
             lease.acquire(timeout=0)
         else:
             _wait(lease, timeout)
     try:
-        return supervise(lease, argv)
+        return supervise(lease, argv, mask)
     except OSError as error:
         _say(f"cannot run `{printable(argv[0])}`: {error.strerror or error}")
         return NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE

@@ -41,12 +41,13 @@ _BLOCKED: Final = {*_AWAITED, signal.SIGTTOU}
 _FROM_KERNEL: Final = 0x80
 
 
-def supervise(lease: Lease, argv: list[str]) -> int:
+def supervise(lease: Lease, argv: list[str], mask: set[int | signal.Signals]) -> int:
     """Run `argv` until it and all that it leaves behind have ended; returns its exit status.
 
     Args:
         lease: Held by the caller; the command holds it as well.
         argv: The command and its arguments.
+        mask: Signals that the command shall find blocked. SIGCHLD is blocked in all threads.
 
     Raises:
         OSError: The command cannot be run.
@@ -54,7 +55,7 @@ def supervise(lease: Lease, argv: list[str]) -> int:
     _ocgpu.adopt_orphans()
     # A parent may have left it ignored, and then no child could be waited for.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
+    signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
     try:
         return _Command(lease, argv, mask).wait()
     finally:
