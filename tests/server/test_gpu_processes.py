@@ -238,7 +238,8 @@ def test_without_nvml_nothing_is_known_and_nothing_is_said(
         assert memory_of_engines(served) == {"ollama": None, "comfyui": None}
         assert memory_of_peers(served) == {"ocgpu-serve": None}
         assert outside(served) is None
-        assert not any("memory_bytes" in name or "outside" in name for name in served.metrics())
+        names = list(served.metrics())
+        assert not any("memory_bytes" in name or "outside_processes" in name for name in names)
 
     assert looks(driver) == 0
     assert [line for line in served.lines() if line["level"] in {"warning", "error"}] == []
