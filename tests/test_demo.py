@@ -53,7 +53,7 @@ def test_the_demo_shows_the_split_and_the_lock_and_leaves_nothing(
         position(lines, r"chat 1 +done"),
         position(lines, r"image +accepted"),
         position(lines, r"image +rendered"),
-        position(lines, r"proxy +freed"),
+        position(lines, r"proxy +told ComfyUI to free its memory"),
         position(lines, r"chat 2 +first token"),
         position(lines, r"lock +llm → idle"),
         position(lines, r"card +both engines computed at once: never"),
