@@ -268,24 +268,6 @@ def test_an_image_job_past_the_proxy_is_reported_while_it_is_there(
     wait_until(lambda: served.health()["outside"]["image_jobs"] == 0, 15, "it is gone")
 
 
-def test_a_chat_that_comes_as_the_last_waiter_leaves_waits_in_its_place(
-    processes: Processes, served: Served, tmp_path: Path
-) -> None:
-    job = Outsider(processes, tmp_path, "stranger", 60.0)
-    job.wait_begun()
-    for _ in range(20):
-        with open_chat(served):
-            served.wait_waiting("llm", 1)
-        # It has left; the next one comes in that moment, and leaves before the one after it.
-    waiting = background(lambda: chat(served))
-    served.wait_waiting("llm", 1)
-
-    job.kill()
-
-    assert waiting.result().status == 200
-    assert not [line for line in served.lines() if "shutting down" in line["message"]]
-
-
 def test_an_image_of_before_a_restart_hands_no_card_of_a_stranger_over(
     processes: Processes, engines: Engines, served: Served, tmp_path: Path
 ) -> None:

@@ -1,6 +1,7 @@
 """The machine's lease as serve holds it, with other holders in processes of their own."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Awaitable
 from contextlib import asynccontextmanager
@@ -92,6 +93,28 @@ async def test_nobody_stays_in_the_queue_when_all_who_waited_have_left(gpu_key: 
             await asyncio.gather(*sharing, return_exceptions=True)
 
             await _waiters(0)
+
+
+async def test_who_comes_in_the_moment_the_last_waiter_leaves_waits_in_its_own_right(
+    gpu_key: str,
+) -> None:
+    with holder() as stranger:
+        async with residency(gpu_key) as held:
+
+            async def leave_and_come_again() -> None:
+                with contextlib.suppress(asyncio.CancelledError):
+                    await held.share()
+                await held.share()
+
+            coming = asyncio.ensure_future(leave_and_come_again())
+            await _waiters(1)
+            coming.cancel()
+            await asyncio.sleep(0)
+            stranger.kill()
+
+            await within(coming)
+
+            assert held.mode == "shared"
 
 
 async def test_a_cancelled_image_leaves_the_queue(gpu_key: str) -> None:
