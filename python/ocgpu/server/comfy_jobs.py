@@ -20,9 +20,9 @@ __all__ = ["ComfyJobs"]
 
 logger: Final = logging.getLogger("ocgpu.server")
 
-# Ids in one line of the log.
 # One that is busy answers later; one that is gone refuses at once.
 _REACH_SECONDS: Final = 1.0
+# Ids in one line of the log.
 _NAMED: Final = 10
 
 

@@ -40,7 +40,7 @@ _CHUNK: Final = 4096
 _PROTOCOL_ERROR: Final = 1002
 _NOT_UTF8: Final = 1007
 _TOO_BIG: Final = 1009
-# A message is in memory while it is put together: a batch of large images in one has less.
+# Bytes. A message is in memory while it is put together: a batch of large images in one has less.
 MESSAGE_MAX: Final = 256 * 2**20
 
 
