@@ -2,11 +2,11 @@
 
 import ipaddress
 import itertools
-import socket
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 from urllib.parse import urlsplit
 
+from ocgpu.addresses import Address, is_own, resolve
 from ocgpu.forms import Listen
 
 __all__ = ["Contradiction", "contradictions", "is_loopback", "points_at"]
@@ -14,7 +14,7 @@ __all__ = ["Contradiction", "contradictions", "is_loopback", "points_at"]
 _EVERYWHERE: Final = {"::", "0.0.0.0"}  # noqa: S104  # compared, not bound
 _PORTS: Final = {"http": 80, "https": 443}
 
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+# The unspecified address stands for this machine when it is connected to.
 _LOCAL: Final[dict[int, Address]] = {
     4: ipaddress.IPv4Address("127.0.0.1"),
     6: ipaddress.IPv6Address("::1"),
@@ -66,7 +66,7 @@ def points_at(url: str, listener: Listen) -> bool:
     port = parts.port or _PORTS[parts.scheme]
     if port != listener.port:
         return False
-    return any(_takes(listener, address) for address in _resolved(parts.hostname or ""))
+    return any(_takes(listener, _reached(address)) for address in resolve(parts.hostname or ""))
 
 
 def _meet(one: str, other: str) -> bool:
@@ -77,35 +77,15 @@ def _takes(listener: Listen, address: Address) -> bool:
     """Whether a connection to `address` comes to a listener of that port."""
     if listener.host in _EVERYWHERE:
         reached = listener.host == "::" or address.version == 4
-        return reached and _is_ours(address)
+        return reached and is_own(address)
     return address == _plain(ipaddress.ip_address(listener.host))
 
 
-def _resolved(host: str) -> list[Address]:
-    """Give the addresses that a connection would go to; none while the name is unknown."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return []
-    texts = [str(entry[4][0]).partition("%")[0] for entry in found]
-    addresses = [_plain(ipaddress.ip_address(text)) for text in texts]
-    # The unspecified address stands for this machine when it is connected to.
-    return [_LOCAL[one.version] if one.is_unspecified else one for one in addresses]
+def _reached(address: Address) -> Address:
+    plain = _plain(address)
+    return _LOCAL[plain.version] if plain.is_unspecified else plain
 
 
 def _plain(address: Address) -> Address:
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return mapped or address
-
-
-def _is_ours(address: Address) -> bool:
-    """Whether an interface of this machine has the address."""
-    if address.is_loopback:
-        return True
-    family = socket.AF_INET6 if address.version == 6 else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((str(address), 0))
-    except OSError:
-        return False
-    return True

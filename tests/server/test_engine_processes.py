@@ -31,7 +31,7 @@ def local() -> Iterator[LocalEngine]:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "::1", "::"])  # noqa: S104 - the tests' own
 def test_who_listens_is_found_with_its_descendants(host: str) -> None:
-    if ":" in host and not local_addresses("::1"):
+    if ":" in host and not Path("/proc/net/if_inet6").read_text():
         pytest.skip("no IPv6 on this machine")
     asked = "::1" if host == "::1" else "127.0.0.1"
     engine = LocalEngine(host)

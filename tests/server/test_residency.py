@@ -10,7 +10,7 @@ import pytest
 
 import ocgpu
 from ocgpu.server.refusal import RefusedError
-from ocgpu.server.residency import Residency, is_local, lease_key
+from ocgpu.server.residency import Residency, lease_key
 from tests.holders import Holder, holder
 
 pytestmark = pytest.mark.usefixtures("gpu_dir")
@@ -182,24 +182,6 @@ async def test_a_place_that_cannot_be_used_stops_nobody(
         assert held.mode is None
         assert not held.enabled
         assert "/proc/nowhere" in held.document()["reason"]
-
-
-@pytest.mark.parametrize(
-    ("host", "local"),
-    [
-        ("127.0.0.1", True),
-        ("127.9.9.9", True),
-        ("::1", True),
-        ("localhost", True),
-        ("192.0.2.1", False),
-        ("2001:db8::1", False),
-        ("no-such-name.invalid", False),
-    ],
-)
-def test_an_upstream_is_local_on_loopback_and_on_an_address_of_ours(
-    host: str, *, local: bool
-) -> None:
-    assert is_local(host, 1) is local
 
 
 async def _waiters(number: int) -> None:

@@ -6,20 +6,17 @@ engine that another user runs, the kernel tells that user. All of it may block a
 thread.
 """
 
-import ipaddress
-import socket
 import struct
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ocgpu.addresses import Address, is_own, resolve
 from ocgpu.lineage import INIT_PID
 from ocgpu.server.relay.address import Address as EngineAddress
 
 __all__ = ["EngineFinder", "Listeners", "listeners", "listening_pids", "local_addresses"]
-
-Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _PROC: Final = Path("/proc")
 _LISTENING: Final = "0A"
@@ -77,12 +74,7 @@ class EngineFinder:
 
 def local_addresses(host: str) -> list[Address]:
     """Give the IP addresses of a host if it is this machine, else none."""
-    try:
-        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return []
-    addresses = {ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found}
-    return [address for address in addresses if _is_own(address)]
+    return [address for address in dict.fromkeys(resolve(host)) if is_own(address)]
 
 
 def listeners(addresses: Iterable[Address], port: int) -> Listeners:
@@ -102,17 +94,6 @@ def _as_listeners(sockets: Mapping[str, int], holders: Mapping[int, Path]) -> Li
         # Whoever starts processes by socket holds the socket as well.
         pids -= {INIT_PID}
     return Listeners(pids, frozenset() if pids else frozenset(sockets.values()))
-
-
-def _is_own(address: Address) -> bool:
-    """Whether the address is one of this machine: only such a one can be bound."""
-    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.bind((str(address), 0))
-    except OSError:
-        return False
-    return True
 
 
 def _listening(addresses: Iterable[Address], port: int) -> dict[str, int]:

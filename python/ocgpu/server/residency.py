@@ -13,10 +13,8 @@ whoever calls `give_up` has seen to it.
 
 import asyncio
 import contextlib
-import ipaddress
 import logging
 import os
-import socket
 import time
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -28,7 +26,7 @@ from ocgpu.server.refusal import RefusedError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["ELSEWHERE", "Residency", "is_local", "lease_key"]
+__all__ = ["ELSEWHERE", "Residency", "lease_key"]
 
 logger: Final = logging.getLogger("ocgpu.server")
 
@@ -264,23 +262,3 @@ def lease_key(gpu_key: str, *, on: bool, local: bool) -> tuple[str | None, str |
     if not (folder.is_dir() and os.access(folder, os.W_OK)):
         return None, f"no folder that can be written to: `{folder}`; set `OCGPU_DIR`"
     return key, None
-
-
-def is_local(host: str, port: int) -> bool:
-    """Whether a host is this machine: loopback, or an address that a socket of ours may have."""
-    try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    except (OSError, UnicodeError):
-        return False
-    return bool(found) and all(_is_own(family, str(place[0])) for family, *_, place in found)
-
-
-def _is_own(family: int, address: str) -> bool:
-    if ipaddress.ip_address(address.partition("%")[0]).is_loopback:
-        return True
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.bind((address, 0))
-        except OSError:
-            return False
-    return True

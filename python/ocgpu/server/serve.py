@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ocgpu.addresses import is_local
 from ocgpu.server import logs, signals
 from ocgpu.server.admission import Admission
 from ocgpu.server.app import make_app
@@ -41,7 +42,7 @@ from ocgpu.server.relay.client import HttpUpstream
 from ocgpu.server.relay.control import Control
 from ocgpu.server.relay.upstream import Upstream
 from ocgpu.server.relay.websocket import WebsocketRelay
-from ocgpu.server.residency import ELSEWHERE, Residency, is_local, lease_key
+from ocgpu.server.residency import ELSEWHERE, Residency, lease_key
 from ocgpu.server.sockets import ListenError, Sockets, open_sockets, url_of
 from ocgpu.server.systemd import InheritError, Notifier, inherited_sockets
 from ocgpu.server.trusted import TrustedProxies
@@ -164,8 +165,8 @@ def _bound(sockets: Sockets) -> Bound:
 def _local_engines(settings: Settings) -> frozenset[str]:
     """Give the names of the engines that are on this machine."""
     urls = {Ollama.name: settings.ollama_url, ComfyUI.name: settings.comfy_url}
-    addresses = {name: Address.parse(url) for name, url in urls.items() if url}
-    return frozenset(name for name, a in addresses.items() if is_local(a.host, a.port))
+    hosts = {name: Address.parse(url).host for name, url in urls.items() if url}
+    return frozenset(name for name, host in hosts.items() if is_local(host))
 
 
 class _Server:
