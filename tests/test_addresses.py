@@ -1,11 +1,11 @@
 """Which hosts and addresses are this machine's."""
 
 import ipaddress
-from pathlib import Path
 
 import pytest
 
 from ocgpu.addresses import is_local, is_own, resolve
+from tests.link_local import link_local
 
 
 @pytest.mark.parametrize(
@@ -25,14 +25,10 @@ def test_a_host_is_local_on_loopback_and_on_an_address_of_ours(host: str, *, loc
 
 
 def test_a_link_local_address_is_ours_with_its_zone_alone() -> None:
-    rows = [line.split() for line in Path("/proc/net/if_inet6").read_text().splitlines()]
-    found = [(bytes.fromhex(text), int(zone, 16)) for text, zone, *_ in rows if text[:4] == "fe80"]
-    if not found:
-        pytest.skip("no link-local address on this machine")
-    packed, zone = found[0]
-    address = ipaddress.IPv6Address(packed)
+    here = link_local()
+    address = here.partition("%")[0]
 
-    assert is_local(f"{address}%{zone}")
-    assert [is_own(one) for one in resolve(f"{address}%{zone}")] == [True]
-    assert not is_own(address)
+    assert is_local(here)
+    assert [is_own(one) for one in resolve(here)] == [True]
+    assert not is_own(ipaddress.IPv6Address(address))
     assert not is_own(ipaddress.IPv6Address(f"{address}%{2**31 - 1}"))

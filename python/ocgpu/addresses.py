@@ -3,9 +3,16 @@
 import ipaddress
 import socket
 
-__all__ = ["Address", "is_local", "is_own", "resolve"]
+__all__ = ["Address", "from_sockaddr", "is_local", "is_own", "resolve"]
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
+
+
+def from_sockaddr(place: tuple[object, ...]) -> Address:
+    """Give the address in a socket address as `getaddrinfo` gives them, its zone included."""
+    text = str(place[0]).partition("%")[0]
+    zone = place[3] if len(place) > 3 else 0
+    return ipaddress.ip_address(f"{text}%{zone}" if zone else text)
 
 
 def resolve(host: str) -> list[Address]:
@@ -17,7 +24,7 @@ def resolve(host: str) -> list[Address]:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
         return []
-    return [_address(*entry[4]) for entry in found]
+    return [from_sockaddr(entry[4]) for entry in found]
 
 
 def is_own(address: Address) -> bool:
@@ -38,8 +45,3 @@ def is_local(host: str) -> bool:
     """Whether a host is this machine, by whichever of its addresses; blocks as `resolve` does."""
     addresses = resolve(host)
     return bool(addresses) and all(map(is_own, addresses))
-
-
-def _address(host: object, _port: object, _flow: object = 0, zone: object = 0) -> Address:
-    text = str(host).partition("%")[0]
-    return ipaddress.ip_address(f"{text}%{zone}" if zone else text)

@@ -5,11 +5,16 @@ import base64
 import socket
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ocgpu.server.relay.address import Address
 from ocgpu.server.relay.client import HttpUpstream
+from ocgpu.server.relay.connector import Connector
 from ocgpu.server.relay.upstream import UpstreamConnectError, UpstreamRefusedError
+from ocgpu.server.relay.websocket_upstream import open_socket
+from tests.link_local import link_local
 from tests.server.inloop import RawUpstream
 from tests.server.upstreams import OK, Server, fetch
 
@@ -64,6 +69,24 @@ async def test_a_name_with_an_address_that_refuses_is_reached_at_the_other(
         await upstream.close()
 
 
+async def test_a_name_with_a_link_local_address_is_reached_by_its_zone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    here = link_local()
+    loop = asyncio.get_running_loop()
+    real = loop.getaddrinfo
+
+    async def known(asked: str, port: int, **options: Any) -> list[tuple]:  # noqa: ANN401
+        return await real(here if asked == "engine.test" else asked, port, **options)
+
+    server = await asyncio.start_server(_answer, here, 0)
+    monkeypatch.setattr(loop, "getaddrinfo", known)
+    async with server:
+        upstream = HttpUpstream(f"http://engine.test:{server.sockets[0].getsockname()[1]}", 1.0)
+        assert await fetch(upstream) == (200, b"ok")
+        await upstream.close()
+
+
 async def test_a_name_that_nobody_knows_is_an_error_that_says_so() -> None:
     upstream = HttpUpstream("http://no-such-name.invalid:1", 5.0)
     with pytest.raises(UpstreamConnectError, match=r"no connection to http://no-such-name"):
@@ -106,6 +129,8 @@ async def test_an_https_upstream_is_reached_and_its_certificate_checked(
         stranger = HttpUpstream(url, 2.0)
         with pytest.raises(UpstreamConnectError, match=f"no TLS with {url}: self-signed"):
             await fetch(stranger)
+        with pytest.raises(UpstreamConnectError, match=f"no TLS with {url}: self-signed"):
+            await open_socket(Connector(Address.parse(url), 2.0), b"")
         monkeypatch.setenv("SSL_CERT_FILE", str(TLS / "cert.pem"))
         upstream = HttpUpstream(url, 2.0)
         assert await fetch(upstream) == (200, b"ok")

@@ -14,6 +14,7 @@ from typing import Final
 
 from ocgpu.contradictions import is_loopback, points_at
 from ocgpu.forms import Listen
+from ocgpu.server.relay.keepalive import keep_alive
 from ocgpu.server.systemd import Inherited
 from ocgpu.settings import Settings
 
@@ -25,8 +26,6 @@ Sockets = list[tuple[str, socket.socket]]
 
 logger: Final = logging.getLogger("ocgpu.server")
 
-# A vanished client is noticed after 15 + 3 * 5 seconds.
-_KEEPALIVE: Final = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 # What a kernel without IPv6 says, or one where it is switched off.
 _NO_IPV6: Final = frozenset((errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL))
 _VARIABLES: Final = {"ollama": "LISTEN_OLLAMA", "comfy": "LISTEN_COMFY", "admin": "LISTEN_ADMIN"}
@@ -167,9 +166,6 @@ def _bind(host: str, port: int) -> socket.socket:
 def _tune(listener: socket.socket) -> None:
     """Listen; what is set here, accepted connections inherit."""
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE:
-        if hasattr(socket, name):
-            listener.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    keep_alive(listener)
     listener.listen(BACKLOG)
     listener.settimeout(0)

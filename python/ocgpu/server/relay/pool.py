@@ -1,14 +1,11 @@
-"""Connections to one upstream: opened, kept while idle, and closed when they are old."""
+"""Connections to one upstream: kept while idle, and closed when they are old."""
 
 import asyncio
-import ipaddress
-import socket
-import ssl
-from typing import Any, Final, NamedTuple
+from typing import Final
 
 from ocgpu.server.relay.address import Address
 from ocgpu.server.relay.connection import Connection
-from ocgpu.server.relay.upstream import UpstreamConnectError, UpstreamRefusedError
+from ocgpu.server.relay.connector import Connector
 
 __all__ = ["Pool"]
 
@@ -17,21 +14,6 @@ _IDLE_SECONDS: Final = 30.0
 _IDLE_MAX: Final = 128
 # Connections that were opened for one request each: a few for others, or a day of chats piles up.
 _KEPT_FRESH: Final = 8
-# A name whose address changes (a container that was made anew) is followed after this.
-_NAME_SECONDS: Final = 10.0
-# An upstream that vanished without a word is noticed after 15 + 3 * 5 seconds.
-_KEEPALIVE: Final = tuple(
-    (getattr(socket, name), value)
-    for name, value in (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
-    if hasattr(socket, name)
-)
-
-
-class _Target(NamedTuple):
-    family: socket.AddressFamily
-    host: str
-    port: int
-    local: bool
 
 
 class Pool:
@@ -43,14 +25,11 @@ class Pool:
     """
 
     def __init__(self, address: Address, connect_timeout: float) -> None:
-        self._address = address
-        self._connect_timeout = connect_timeout
+        self._url = address.url
+        self._connector = Connector(address, connect_timeout)
         self._loop = asyncio.get_running_loop()
-        self._tls = ssl.create_default_context() if address.secure else None
         # In the order of their return, with the time of it.
         self._idle: dict[Connection, float] = {}
-        self._targets: list[_Target] = []
-        self._resolved = float("-inf")
         self._sweep: asyncio.TimerHandle | None = None
         self._closed = False
 
@@ -71,7 +50,7 @@ class Pool:
         if not fresh and self._idle:
             connection, _ = self._idle.popitem()
             return connection
-        connection = await self._connect()
+        _, connection = await self._connector.connect(self._made)
         connection.fresh = fresh
         return connection
 
@@ -94,6 +73,9 @@ class Pool:
             connection.abort()
         self._idle.clear()
 
+    def _made(self) -> Connection:
+        return Connection(self._url, self._gone)
+
     def _gone(self, connection: Connection) -> None:
         self._idle.pop(connection, None)
 
@@ -108,74 +90,3 @@ class Pool:
                 break
             del self._idle[connection]
             connection.abort()
-
-    async def _connect(self) -> Connection:
-        url = self._address.url
-        try:
-            async with asyncio.timeout(self._connect_timeout):
-                return await self._connect_any(await self._resolve())
-        except TimeoutError:
-            raise UpstreamConnectError(
-                f"no connection to {url}: it did not answer in time"
-            ) from None
-        except ConnectionRefusedError as error:
-            message = f"nothing listens at {url}; start it or correct its URL"
-            raise UpstreamRefusedError(message) from error
-        except ssl.SSLError as error:
-            reason = getattr(error, "verify_message", "") or error.reason or str(error)
-            raise UpstreamConnectError(f"no TLS with {url}: {reason}") from error
-        except (OSError, UnicodeError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            raise UpstreamConnectError(f"no connection to {url}: {reason}") from error
-
-    async def _connect_any(self, targets: list[_Target]) -> Connection:
-        """Try each address in turn; an address that says nothing leaves time for the others."""
-        failure: OSError | None = None
-        share = self._connect_timeout / len(targets)
-        for target in targets[:-1]:
-            try:
-                async with asyncio.timeout(share):
-                    return await self._open(target)
-            except OSError as error:
-                failure = failure or error
-        try:
-            return await self._open(targets[-1])
-        except OSError as error:
-            self._resolved = float("-inf")
-            raise failure or error from error
-
-    async def _open(self, target: _Target) -> Connection:
-        options: dict[str, Any] = {"family": target.family}
-        if self._tls is not None:
-            options |= {"ssl": self._tls, "server_hostname": self._address.host}
-        transport, connection = await self._loop.create_connection(
-            lambda: Connection(self._address.url, self._gone), target.host, target.port, **options
-        )
-        if not target.local:
-            # An engine on this machine cannot vanish without a word.
-            _keep_alive(transport.get_extra_info("socket"))
-        return connection
-
-    async def _resolve(self) -> list[_Target]:
-        """Give the addresses of the upstream's name, at most `_NAME_SECONDS` old."""
-        now = self._loop.time()
-        if self._targets and now - self._resolved < _NAME_SECONDS:
-            return self._targets
-        found = await self._loop.getaddrinfo(
-            self._address.host, self._address.port, type=socket.SOCK_STREAM
-        )
-        self._targets = [
-            _target(family, str(place[0]), int(place[1])) for family, *_, place in found
-        ]
-        self._resolved = now
-        return self._targets
-
-
-def _target(family: socket.AddressFamily, host: str, port: int) -> _Target:
-    return _Target(family, host, port, ipaddress.ip_address(host.partition("%")[0]).is_loopback)
-
-
-def _keep_alive(connected: Any) -> None:  # noqa: ANN401  # uvloop's socket is no socket.socket
-    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for option, value in _KEEPALIVE:
-        connected.setsockopt(socket.IPPROTO_TCP, option, value)

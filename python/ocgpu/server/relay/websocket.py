@@ -12,7 +12,6 @@ import asyncio
 import base64
 import contextlib
 import os
-import ssl
 from collections.abc import Awaitable, Callable
 from typing import Any, Final, NamedTuple
 
@@ -20,6 +19,7 @@ import msgspec
 
 from ocgpu.server.relay.address import Address
 from ocgpu.server.relay.asgi import Headers, Message, Receive, Scope, Send, header, target_of
+from ocgpu.server.relay.connector import Connector
 from ocgpu.server.relay.frames import BINARY, CLOSE, TEXT, FrameError
 from ocgpu.server.relay.frames import Message as Frame
 from ocgpu.server.relay.headers import legal
@@ -84,8 +84,7 @@ class WebsocketRelay:
         handshake_timeout: float = _HANDSHAKE_SECONDS,
     ) -> None:
         self._address = address
-        self._context = ssl.create_default_context() if self._address.secure else None
-        self._connect_timeout = connect_timeout
+        self._connector = Connector(address, connect_timeout)
         self._handshake_timeout = handshake_timeout
 
     async def relay(self, scope: Scope, receive: Receive, send: Send, headers: Headers) -> None:
@@ -126,9 +125,7 @@ class WebsocketRelay:
         key = base64.b64encode(os.urandom(16))
         kept = [h for h in headers if h[0] not in _HANDSHAKE]
         request = handshake_request(self._address, target_of(scope), kept, offered, key)
-        upstream = await open_socket(
-            self._address, self._context, request, connect_timeout=self._connect_timeout
-        )
+        upstream = await open_socket(self._connector, request)
         try:
             async with asyncio.timeout(self._handshake_timeout):
                 answer = await upstream.answer(key)

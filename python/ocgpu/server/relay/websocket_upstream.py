@@ -2,10 +2,7 @@
 
 import asyncio
 import base64
-import contextlib
 import hashlib
-import socket
-import ssl
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -14,6 +11,7 @@ import httptools
 
 from ocgpu.server.relay.address import Address
 from ocgpu.server.relay.asgi import Headers, header
+from ocgpu.server.relay.connector import Connector
 from ocgpu.server.relay.frames import (
     CLOSE,
     PING,
@@ -24,11 +22,8 @@ from ocgpu.server.relay.frames import (
     close_payload,
     encode,
 )
-from ocgpu.server.relay.upstream import (
-    UpstreamConnectError,
-    UpstreamError,
-    UpstreamRefusedError,
-)
+from ocgpu.server.relay.keepalive import keep_alive
+from ocgpu.server.relay.upstream import UpstreamError
 
 __all__ = ["HandshakeRefusedError", "UpstreamSocket", "handshake_request", "open_socket"]
 
@@ -42,14 +37,8 @@ _REFUSAL_MAX: Final = 2**20
 _QUEUE_MAX: Final = 2**18
 # So many small messages cost as much as their objects do.
 _MESSAGE_COST: Final = 256
-# A peer that vanished is noticed after 15 + 3 * 5 seconds when nothing is under way, and after
-# `TCP_USER_TIMEOUT` milliseconds when something is: keep-alive is silent then.
-_KEEPALIVE: Final = (
-    ("TCP_KEEPIDLE", 15),
-    ("TCP_KEEPINTVL", 5),
-    ("TCP_KEEPCNT", 3),
-    ("TCP_USER_TIMEOUT", 60_000),
-)
+# An upstream that vanished while something was under way to it is given up after this.
+_UNACKNOWLEDGED_MS: Final = 60_000
 
 
 class HandshakeRefusedError(Exception):
@@ -68,38 +57,14 @@ class HandshakeRefusedError(Exception):
         self.body = body
 
 
-async def open_socket(
-    address: Address,
-    context: ssl.SSLContext | None,
-    request: bytes,
-    *,
-    connect_timeout: float,
-) -> "UpstreamSocket":
+async def open_socket(connector: Connector, request: bytes) -> "UpstreamSocket":
     """Connect and send the handshake; the answer is still to come.
 
     Raises:
         UpstreamConnectError: No connection came about.
     """
-    loop = asyncio.get_running_loop()
-    try:
-        async with asyncio.timeout(connect_timeout):
-            transport, protocol = await loop.create_connection(
-                UpstreamSocket,
-                address.host,
-                address.port,
-                ssl=context,
-                server_hostname=address.host if context else None,
-            )
-    except ConnectionRefusedError as error:
-        message = f"nothing listens at {address.url}; start it or correct its URL"
-        raise UpstreamRefusedError(message) from error
-    except TimeoutError as error:
-        message = f"no connection to {address.url}: it did not answer in time"
-        raise UpstreamConnectError(message) from error
-    except OSError as error:
-        message = f"no connection to {address.url}: {error.strerror or error}"
-        raise UpstreamConnectError(message) from error
-    _keep_alive(transport)
+    transport, protocol = await connector.connect(UpstreamSocket)
+    keep_alive(transport.get_extra_info("socket"), _UNACKNOWLEDGED_MS)
     transport.write(request)
     return protocol
 
@@ -376,17 +341,6 @@ class _Handshake:
         # What comes before the answer proper, as 103, has a message of its own.
         if self._parser.get_status_code() >= 200:
             self._finish()
-
-
-def _keep_alive(transport: asyncio.Transport) -> None:
-    """Have the kernel notice an upstream that vanished."""
-    connection = transport.get_extra_info("socket")
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in _KEEPALIVE:
-        if hasattr(socket, name):
-            # Other kernels know fewer of them than Python has names for.
-            with contextlib.suppress(OSError):
-                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def _nothing() -> None:
