@@ -11,6 +11,7 @@ from typing import Final
 
 from ocgpu.server.refusal import RefusedError
 from ocgpu.server.relay.asgi import ClientGoneError, Headers, Receive, header
+from ocgpu.server.relay.body import content_length, next_piece
 from ocgpu.server.reservation import BodyReservation
 
 __all__ = ["read_body"]
@@ -37,8 +38,7 @@ async def read_body(
         ClientGoneError: The client left before the end.
         RefusedError: The body is too large, there is no memory for it now, or it is too slow.
     """
-    declared = header(headers, b"content-length") or b""
-    length = int(declared) if declared.isdigit() else None
+    length = content_length(headers)
     try:
         reservation.check(length or 0)
     except RefusedError:
@@ -54,7 +54,7 @@ async def read_body(
         left = max(deadline - time.monotonic(), 0.0)
         try:
             async with asyncio.timeout(min(stall_timeout or left, left)):
-                piece, more = await _next(receive)
+                piece, more = await next_piece(receive)
         except TimeoutError:
             raise reservation.too_slow() from None
         try:
@@ -75,12 +75,4 @@ async def _linger(receive: Receive, *, more: bool) -> None:
     with contextlib.suppress(TimeoutError, ClientGoneError):
         async with asyncio.timeout(_LINGER_SECONDS):
             while more:
-                _, more = await _next(receive)
-
-
-async def _next(receive: Receive) -> tuple[bytes, bool]:
-    """Give the next piece, and whether more follow."""
-    message = await receive()
-    if message["type"] != "http.request":
-        raise ClientGoneError
-    return message.get("body", b""), message.get("more_body", False)
+                _, more = await next_piece(receive)

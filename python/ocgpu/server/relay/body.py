@@ -2,9 +2,9 @@
 
 from collections.abc import AsyncIterator, Callable
 
-from ocgpu.server.relay.asgi import ClientGoneError, Headers, Message, Receive, header
+from ocgpu.server.relay.asgi import ClientGoneError, Headers, Receive, header
 
-__all__ = ["content_length", "has_body", "pieces", "read_whole"]
+__all__ = ["content_length", "has_body", "next_piece", "pieces", "read_whole"]
 
 
 def content_length(headers: Headers) -> int | None:
@@ -34,7 +34,7 @@ async def read_whole(receive: Receive, length: int) -> bytes:
     parts: list[bytes] = []
     size = 0
     while size != length:
-        piece, _ = _piece(await receive())
+        piece, _ = await next_piece(receive)
         size += len(piece)
         parts.append(piece)
     return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -50,15 +50,20 @@ async def pieces(
     """
     more = True
     while more:
-        piece, more = _piece(await receive())
+        piece, more = await next_piece(receive)
         if not more and at_end is not None:
             at_end()
         if piece:
             yield piece
 
 
-def _piece(message: Message) -> tuple[bytes, bool]:
-    """Give the piece in a message, and whether more follow."""
+async def next_piece(receive: Receive) -> tuple[bytes, bool]:
+    """Give the next piece of the body, and whether more follow.
+
+    Raises:
+        ClientGoneError: The client left before the end.
+    """
+    message = await receive()
     if message["type"] != "http.request":
         raise ClientGoneError
     return message.get("body", b""), message.get("more_body", False)

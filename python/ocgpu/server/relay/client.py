@@ -16,11 +16,17 @@ from ocgpu.server.relay.connection import Connection
 from ocgpu.server.relay.pool import Pool
 from ocgpu.server.relay.upstream import UpstreamConnectError, UpstreamError
 
-__all__ = ["HttpUpstream"]
+__all__ = ["HttpUpstream", "repeatable"]
 
+# RFC 9110 section 9.2.2.
 _REPEATABLE: Final = frozenset(("GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"))
 _CHUNKED: Final = (b"transfer-encoding", b"chunked")
 _LAST_CHUNK: Final = b"0\r\n\r\n"
+
+
+def repeatable(method: str, body: bytes | AsyncIterator[bytes] | None) -> bool:
+    """Whether a request may be sent twice: what is streamed is here once."""
+    return method in _REPEATABLE and (body is None or isinstance(body, bytes))
 
 
 class HttpUpstream:
@@ -76,8 +82,8 @@ class HttpUpstream:
                 await connection.head()
             except UpstreamError:
                 self.release(connection)
-                repeatable = pieces is None and method in _REPEATABLE
-                if not repeatable or not connection.reused or connection.answered:
+                again = repeatable(method, body) and connection.reused
+                if not again or connection.answered:
                     raise
                 fresh = True
             except BaseException:

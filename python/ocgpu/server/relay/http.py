@@ -18,7 +18,7 @@ from ocgpu.server.relay.asgi import (
     send_error,
     target_of,
 )
-from ocgpu.server.relay.client import HttpUpstream
+from ocgpu.server.relay.client import HttpUpstream, repeatable
 from ocgpu.server.relay.connection import Connection
 from ocgpu.server.relay.headers import response_headers
 from ocgpu.server.relay.upstream import BrokenResponseError, UpstreamError
@@ -29,8 +29,6 @@ __all__ = ["Ending", "Outgoing", "StalledClientError", "relay_http"]
 # A body up to this size is read before the upstream is asked: a client that leaves is noticed from
 # then on.
 _SMALL_BODY: Final = 65_536
-# POST and PATCH are not safe to send again, so they never meet a pooled connection's last moment.
-_REPEATABLE: Final = frozenset(("GET", "HEAD", "OPTIONS", "PUT", "DELETE", "TRACE"))
 
 
 class Ending(Enum):
@@ -94,10 +92,10 @@ async def relay_http(
     connection: Connection | None = None
     try:
         data = await _request_body(scope, receive, outgoing, watch)
-        # What is streamed cannot be sent again either.
-        repeatable = method in _REPEATABLE and (data is None or isinstance(data, bytes))
+        # What is not safe to send again must not meet a pooled connection's last moment.
+        fresh = not repeatable(method, data)
         connection = await upstream.open(
-            method, target_of(scope), outgoing.headers, data, fresh=not repeatable
+            method, target_of(scope), outgoing.headers, data, fresh=fresh
         )
         await _send_response(method, send, connection, outgoing.stall_timeout)
     except BrokenResponseError:
